@@ -1,0 +1,61 @@
+# One door for everyone: `make help` lists what there is.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+HOST ?= 127.0.0.1
+PORT ?= 4000
+ADMIN_PORT ?= 4001
+
+.PHONY: help run test check demo bench fmt types lock prices clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
+
+# A stamp per lock file: set-up runs again only when the lock changed.
+$(VENV)/run.stamp: requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the locked runtime requirements into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/dev.stamp: requirements-dev.lock $(VENV)/run.stamp
+	@echo "installing the locked development requirements into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.lock
+	@touch $@
+
+run: $(VENV)/run.stamp ## start the gateway on 127.0.0.1:4000 (admin 4001) with the embedded default
+	@$(BIN)/tollhouse serve --first-run --host $(HOST) --port $(PORT) --admin-port $(ADMIN_PORT)
+
+demo: $(VENV)/run.stamp ## run a simulated 20-step agent through the gateway and print what it cost
+	@$(BIN)/tollhouse demo
+
+test: $(VENV)/dev.stamp ## the whole suite, against real Postgres and Redis that it finds or installs
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/dev.stamp ## format, lint, strict types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+fmt: $(VENV)/dev.stamp ## rewrite the formatting
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, gcc) and write the table
+	@$(BIN)/python bench/run.py
+
+prices: $(VENV)/dev.stamp ## regenerate config/prices.yaml from two maintained sources
+	@$(BIN)/python config/build_prices.py
+
+# Releases younger than 30 days stay out; see docs/architecture.md, Dependencies.
+LOCK_BEFORE ?= $(shell date -u -d '30 days ago' +%Y-%m-%dT00:00:00Z)
+lock: ## re-lock all requirements with hashes (needs uv)
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
+	  --exclude-newer $(LOCK_BEFORE) --upgrade --extra build -o requirements.lock
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
+	  --exclude-newer $(LOCK_BEFORE) --upgrade --extra build --group dev -o requirements-dev.lock
+
+clean: ## remove the environment and local state
+	rm -rf $(VENV) var

@@ -1,0 +1,163 @@
+"""What can be called: providers, deployments, tiers and models, as one immutable snapshot.
+
+A reload builds a new Catalog and swaps it whole. Secrets are not in here: a provider names its credential,
+and only the sender resolves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Operation(StrEnum):
+    """One kind of model call, named by the dialect that asks for it."""
+
+    CHAT = "chat"  # POST /v1/chat/completions
+    RESPONSES = "responses"  # POST /v1/responses
+    MESSAGES = "messages"  # POST /v1/messages
+    EMBEDDINGS = "embeddings"  # POST /v1/embeddings
+    COUNT_TOKENS = "count_tokens"  # POST /v1/messages/count_tokens
+
+    @property
+    def path(self) -> str:
+        return _PATHS[self]
+
+    @property
+    def anthropic(self) -> bool:
+        """Errors and streams of this operation follow Anthropic's shapes."""
+        return self in (Operation.MESSAGES, Operation.COUNT_TOKENS)
+
+
+_PATHS = {
+    Operation.CHAT: "/chat/completions",
+    Operation.RESPONSES: "/responses",
+    Operation.MESSAGES: "/messages",
+    Operation.EMBEDDINGS: "/embeddings",
+    Operation.COUNT_TOKENS: "/messages/count_tokens",
+}
+
+
+class Wire(StrEnum):
+    """How a provider is spoken to."""
+
+    OPENAI = "openai"  # any OpenAI-compatible base URL
+    ANTHROPIC = "anthropic"
+    DEMO = "demo"  # both of the above at one base URL: the built-in demo provider
+    LITELLM = "litellm"  # everything else, through the litellm library
+
+
+NATIVE: Mapping[Wire, frozenset[Operation]] = {
+    Wire.OPENAI: frozenset({Operation.CHAT, Operation.RESPONSES, Operation.EMBEDDINGS}),
+    Wire.ANTHROPIC: frozenset({Operation.MESSAGES, Operation.COUNT_TOKENS}),
+    Wire.DEMO: frozenset(Operation),
+    Wire.LITELLM: frozenset(),
+}
+
+
+class OnDisconnect(StrEnum):
+    """What to do with the upstream when the client is gone (resilience: client disconnect)."""
+
+    DRAIN = "drain"  # the provider bills to the end anyway: read on, settle exactly
+    CANCEL_ESTIMATE = "cancel_estimate"  # stop, charge input and the output counted so far
+    CANCEL_FREE = "cancel_free"  # stop; the provider does not bill what it did not finish
+
+
+class Tier(StrEnum):
+    FAST = "fast"
+    STANDARD = "standard"
+    SMALL = "small"
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Who bills. `base_url` has no trailing slash and ends where `Operation.path` begins (usually in /v1)."""
+
+    name: str
+    wire: Wire
+    base_url: str
+    credential: str  # name of the credential; "" = none needed
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL_ESTIMATE
+    #: Prefix of litellm's model ids ("gemini", "bedrock", "azure"); also how litellm reaches openai and
+    #: anthropic wires when it bridges a dialect that they do not speak.
+    litellm_provider: str = ""
+    #: Extra litellm parameters (api_version, region ...), never secrets.
+    litellm_params: Mapping[str, str] = field(default_factory=dict)
+    #: Serve dialects that the wire does not speak by translating through litellm.
+    bridge: bool = False
+    #: URL that tells the usage of a past request by its id (OpenRouter: /generation?id=), or "".
+    usage_lookup: str = ""
+    #: False: this provider answers 400 to stream_options (then usage of streams is estimated).
+    stream_usage: bool = True
+    connect_timeout_s: float = 5.0
+    first_byte_timeout_s: float = 60.0
+    slow_first_byte_timeout_s: float = 300.0  # reasoning, or more than 100k tokens of input
+    idle_timeout_s: float = 120.0
+    total_timeout_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One model at one endpoint with one credential and a price.
+
+    `model` is the public name that clients ask for, `upstream_model` what the provider is told.
+    `price` names the row family in the price book as "provider/model".
+    """
+
+    name: str
+    provider: Provider
+    model: str
+    upstream_model: str
+    price: str
+    tier: Tier = Tier.STANDARD
+    operations: frozenset[Operation] = frozenset(Operation)
+    weight: int = 100
+    priority: int = 0  # lower is tried first
+    context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    aliases: tuple[str, ...] = ()
+
+    def native(self, operation: Operation) -> bool:
+        return operation in NATIVE[self.provider.wire] and operation in self.operations
+
+    def serves(self, operation: Operation) -> bool:
+        if operation not in self.operations:
+            return False
+        if operation in NATIVE[self.provider.wire]:
+            return True
+        bridged = self.provider.wire is Wire.LITELLM or self.provider.bridge
+        return bridged and operation in (Operation.CHAT, Operation.MESSAGES, Operation.EMBEDDINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All deployments, with the look-ups that a request needs."""
+
+    deployments: tuple[Deployment, ...]
+    #: public model name or alias -> its deployments, in configuration order
+    by_model: Mapping[str, tuple[Deployment, ...]]
+    by_tier: Mapping[Tier, tuple[Deployment, ...]]
+    default_tier: Tier = Tier.STANDARD
+
+    @classmethod
+    def of(cls, deployments: tuple[Deployment, ...], default_tier: Tier = Tier.STANDARD) -> Catalog:
+        names = [d.name for d in deployments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"deployment names must be unique: {sorted(n for n in names if names.count(n) > 1)}")
+        by_model: dict[str, list[Deployment]] = {}
+        by_tier: dict[Tier, list[Deployment]] = {}
+        for d in deployments:
+            for name in dict.fromkeys((d.model, *d.aliases)):
+                by_model.setdefault(name, []).append(d)
+            by_tier.setdefault(d.tier, []).append(d)
+        return cls(
+            deployments,
+            {k: tuple(v) for k, v in by_model.items()},
+            {k: tuple(v) for k, v in by_tier.items()},
+            default_tier,
+        )
+
+    @property
+    def needs_litellm(self) -> bool:
+        return any(d.provider.wire is Wire.LITELLM or d.provider.bridge for d in self.deployments)

@@ -1,0 +1,123 @@
+"""What the pipeline needs from the world. Adapters implement these; `app.py` chooses which.
+
+Each method says what happens when its store is down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.core.catalog import Deployment, Operation
+from gateway.core.entry import Attempt, Granted, Outcome, Refused, Settled
+from gateway.core.identity import KeyRecord
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since 1970 UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds; only differences mean anything."""
+        ...
+
+
+class KeyStore(Protocol):
+    async def find(self, key_id: str) -> KeyRecord | None:
+        """The key with that id, from memory when it can; a revocation shows within one second.
+
+        Store down: keys already in memory keep working for at most 60 s, others raise `Unavailable`.
+        """
+        ...
+
+
+class Ledger(Protocol):
+    """The authority for money: SQLite or Postgres, behind one batcher. All methods are idempotent by attempt id."""
+
+    async def reserve(
+        self, attempt: Attempt, scopes: Sequence[str], amount_nano_usd: int, min_amount_nano_usd: int
+    ) -> Granted | Refused:
+        """Commit a hold of at most `amount` and at least `min_amount` in all scopes, or nothing at all.
+
+        Store down: raises `LedgerUnavailable`; nothing may be sent upstream.
+        """
+        ...
+
+    async def settle(self, attempt: Attempt, outcome: Outcome) -> Settled:
+        """End the hold with its one terminal entry (post, void or charge_unknown).
+
+        Store down: the entry goes to the journal and is replayed; never raises for that.
+        """
+        ...
+
+
+class UpstreamAnswer(Protocol):
+    """A provider's answer whose headers have arrived. Whoever opened it closes it."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Lower-case names."""
+        ...
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body; `UpstreamMalformed` above `limit` bytes, `UpstreamLost`/`UpstreamTimeout` as they come."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Body bytes as they arrive; raises `UpstreamLost` if the body ends before its framing says so."""
+        ...
+
+    async def close(self) -> None:
+        """Give the connection back if the body was read to its end, else stop the provider at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCall:
+    """One attempt, ready to send. `body` is in the dialect of `operation`, in pieces to be written in order."""
+
+    attempt_id: str
+    deployment: Deployment
+    operation: Operation
+    body: tuple[bytes | memoryview, ...]
+    #: headers of the client that may go upstream (allow-list already applied)
+    headers: tuple[tuple[str, str], ...]
+    stream: bool
+    slow: bool  # reasoning or a very long prompt: the longer first-byte time-out applies
+    query: str = ""
+
+
+class Upstream(Protocol):
+    async def open(self, call: UpstreamCall) -> UpstreamAnswer:
+        """Send and wait for the answer's headers. Raises only `UpstreamError`s, with `billed` set.
+
+        HTTP errors are returned as answers, not raised.
+        """
+        ...
+
+
+class Limits(Protocol):
+    async def take(self, buckets: Sequence[tuple[str, int, int]], now_ms: int) -> tuple[str, float] | None:
+        """Take `(name, cost, capacity per minute)` from all buckets or none.
+
+        Returns None when taken, else (name of the empty bucket, seconds until it fits).
+        Store down: falls back to this replica's share; never refuses because of the store.
+        """
+        ...
+
+
+class PrefixIndex(Protocol):
+    def find(self, key_id: str, chain: Sequence[bytes]) -> tuple[int, str] | None:
+        """The longest known prefix: (number of segments, task id). In process; losing it costs lineage only."""
+        ...
+
+    def put(self, key_id: str, chain: Sequence[bytes], task_id: str) -> None: ...
+
+
+#: Start a background task that outlives its request; the name shows up in logs. `app.py` owns and drains them.
+Spawn = Callable[[Awaitable[None], str], None]
