@@ -1,0 +1,201 @@
+"""The gateway's metrics, written down as they happen and rendered as Prometheus text on a scrape.
+
+Labels come from the configuration (model, provider, deployment), from our own enumerations (operation,
+status class, outcome), or are bounded by the guard in `series` (client, team). Ids of tasks, keys and
+requests are never labels: they belong into the ledger and the access log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.core.catalog import Catalog
+from gateway.core.entry import Attempt, Outcome
+from gateway.core.money import usd_text
+from gateway.telemetry import process
+from gateway.telemetry.series import OTHER, Counter, Gauge, Histogram, Labels, Reading
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: Seconds: a gateway answers in milliseconds, a reasoning model in minutes.
+DURATION_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+FIRST_TOKEN_S = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+OVERHEAD_S = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+
+_STATUS_CLASS = tuple(f"{n}xx" for n in range(10))
+#: Ways of ending that are no error of anybody's but matter to who looks at a provider.
+_FINISHES = frozenset({"client_gone", "upstream_cut", "error"})
+
+
+class Metrics:
+    """All metrics of one worker. `team_label=False` leaves teams out of the token and cost counters."""
+
+    def __init__(
+        self, catalog: Catalog, *, team_label: bool = True, version: str = "", max_series: int = 2_000
+    ) -> None:
+        self._team_label = team_label
+        self.use_catalog(catalog)
+        spend = ("model", "provider", "team")
+
+        def counter(name: str, text: str, labels: Labels, as_text: Callable[[int], str] = str) -> Counter:
+            open_labels = tuple(x for x in ("client", "team") if x in labels)
+            return Counter(
+                name, text, labels, open_labels=open_labels, max_series=max_series, as_text=as_text
+            )
+
+        self._requests = counter(
+            "tollhouse_requests_total", "Answered requests.", ("operation", "client", "status_class")
+        )
+        self._duration = Histogram(
+            "tollhouse_request_duration_seconds",
+            "From the request line to the last byte of the answer.",
+            ("operation", "status_class"),
+            DURATION_S,
+            max_series=max_series,
+        )
+        self._first_token = Histogram(
+            "tollhouse_first_token_seconds",
+            "From the request line to the first byte of the answer's body that left.",
+            ("operation",),
+            FIRST_TOKEN_S,
+            max_series=max_series,
+        )
+        self._overhead = Histogram(
+            "tollhouse_overhead_seconds",
+            "Time that the gateway itself took: without waiting for the provider or the client.",
+            ("operation",),
+            OVERHEAD_S,
+            max_series=max_series,
+        )
+        self._attempts = counter(
+            "tollhouse_attempts_total",
+            "Calls to providers, by how they ended.",
+            ("provider", "deployment", "outcome"),
+        )
+        self._attempt_duration = Histogram(
+            "tollhouse_attempt_duration_seconds",
+            "From sending to a provider to the last byte read from it.",
+            ("provider", "deployment"),
+            DURATION_S,
+            max_series=max_series,
+        )
+        self._entries = counter(
+            "tollhouse_ledger_entries_total", "Terminal ledger entries, one per attempt.", ("kind", "quality")
+        )
+        self._tokens = counter("tollhouse_tokens_total", "Tokens by billing class.", ("class", *spend))
+        self._cost = counter("tollhouse_cost_usd_total", "Cost charged to the ledger.", spend, usd_text)
+        self._list_cost = counter(
+            "tollhouse_list_cost_usd_total",
+            "What the same tokens would have cost without any cache.",
+            spend,
+            usd_text,
+        )
+        self._refusals = counter("tollhouse_refusals_total", "Requests refused before spending.", ("kind",))
+        self._families: list[Counter | Histogram] = [
+            self._requests,
+            self._duration,
+            self._first_token,
+            self._overhead,
+            self._attempts,
+            self._attempt_duration,
+            self._entries,
+            self._tokens,
+            self._cost,
+            self._list_cost,
+            self._refusals,
+        ]
+        self._gauges: dict[str, Gauge] = {}
+        self.gauge(
+            "tollhouse_build_info", "Version of this gateway.", lambda: {(version,): 1.0}, ("version",)
+        )
+        self._process_gauges()
+
+    def _process_gauges(self) -> None:
+        self.gauge(
+            "process_cpu_seconds_total", "User and system CPU time.", process.cpu_seconds, only_grows=True
+        )
+        self.gauge("process_resident_memory_bytes", "Resident memory.", process.resident_bytes)
+        self.gauge("process_virtual_memory_bytes", "Virtual memory.", process.virtual_bytes)
+        self.gauge("process_open_fds", "Open file descriptors.", process.open_fds)
+        self.gauge("process_max_fds", "Limit of open file descriptors.", process.max_fds)
+        started_s = process.start_time_seconds()
+        self.gauge("process_start_time_seconds", "Start time since 1970 UTC.", lambda: started_s)
+
+    def use_catalog(self, catalog: Catalog) -> None:
+        """Take model, provider and deployment labels from this catalog; anything else counts as "other"."""
+        self._models = frozenset(catalog.by_model)
+        self._providers = frozenset(d.provider.name for d in catalog.deployments)
+        self._deployments = frozenset(d.name for d in catalog.deployments)
+
+    def gauge(
+        self,
+        name: str,
+        text: str,
+        read: Callable[[], Reading],
+        labels: Labels = (),
+        *,
+        only_grows: bool = False,
+    ) -> None:
+        """Read this at every scrape: a number, or a mapping from label values to numbers.
+
+        `only_grows` makes it a Prometheus counter; its name then ends in `_total`.
+        """
+        if name in self._gauges or any(f.name == name for f in self._families):
+            raise ValueError(f"{name} exists already")
+        if only_grows != name.endswith("_total"):
+            raise ValueError(f"{name}: names of counters, and only they, end in _total")
+        self._gauges[name] = Gauge(name, text, read, labels, kind="counter" if only_grows else "gauge")
+
+    def request(
+        self,
+        *,
+        operation: str,
+        client: str,
+        status: int,
+        duration_s: float,
+        first_token_s: float | None = None,
+        overhead_s: float | None = None,
+    ) -> None:
+        """One request was answered. `status` is what the client saw (499 if it was gone)."""
+        status_class = _STATUS_CLASS[status // 100] if 0 <= status < 1000 else OTHER
+        self._requests.add((operation, client, status_class))
+        self._duration.observe((operation, status_class), duration_s)
+        if first_token_s is not None:
+            self._first_token.observe((operation,), first_token_s)
+        if overhead_s is not None:
+            self._overhead.observe((operation,), overhead_s)
+
+    def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
+        """One attempt got its terminal entry (not for a `correct`: the ledger alone knows its difference)."""
+        provider = attempt.provider if attempt.provider in self._providers else OTHER
+        deployment = attempt.deployment if attempt.deployment in self._deployments else OTHER
+        model = attempt.model if attempt.model in self._models else OTHER
+        team = attempt.team_id if self._team_label else ""
+        ended = outcome.error or (outcome.finish if outcome.finish in _FINISHES else "ok")
+        self._attempts.add((provider, deployment, ended))
+        self._attempt_duration.observe((provider, deployment), outcome.latency_ms / 1e3)
+        self._entries.add((outcome.kind.value, outcome.quality.value))
+        usage = outcome.usage
+        for name, count in (
+            ("input_uncached", usage.input_uncached),
+            ("cache_read", usage.cache_read),
+            ("cache_write_5m", usage.cache_write_5m),
+            ("cache_write_1h", usage.cache_write_1h),
+            ("cache_write_12h", usage.cache_write_12h),
+            ("output", usage.output),
+        ):
+            if count:
+                self._tokens.add((name, model, provider, team), count)
+        # A call that cost nothing still makes its series: rate() needs the zero to start from.
+        self._cost.add((model, provider, team), outcome.cost_nano_usd)
+        self._list_cost.add((model, provider, team), outcome.list_cost_nano_usd)
+
+    def refusal(self, kind: str) -> None:
+        """A request was refused before spending; `kind` is a `GatewayError.kind`."""
+        self._refusals.add((kind,))
+
+    def render(self) -> bytes:
+        """The page for a scrape, of content type `CONTENT_TYPE`."""
+        parts = [family.render() for family in self._families]
+        parts += [gauge.render() for gauge in self._gauges.values()]
+        return "".join(parts).encode()
