@@ -43,6 +43,9 @@ class Attempt:
     rule: str
     stream: bool
     started_at_ms: int
+    #: how the task was recognised (TaskSource) and what its client calls it; kept on the task's row
+    task_source: str = ""
+    task_external_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
