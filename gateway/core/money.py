@@ -25,3 +25,16 @@ def usd_text(nano_usd: int) -> str:
     if not frac:
         return f"{sign}{whole}"
     return f"{sign}{whole}.{frac:09d}".rstrip("0")
+
+
+def pico_from_usd_text(text: str) -> int:
+    """An exact decimal number of dollars as pico-dollars: '0.25' -> 250_000_000_000.
+
+    Raises ValueError for anything but digits with at most 12 decimals.
+    """
+    whole, dot, frac = text.partition(".")
+    if not (whole + frac).isascii() or not whole.isdigit() or (dot and not frac.isdigit()):
+        raise ValueError(f"{text!r} is not a decimal number of dollars such as '0.25'")
+    if len(frac) > 12:
+        raise ValueError(f"{text!r} is finer than a pico-dollar")
+    return int(whole) * PICO_PER_USD + int(frac.ljust(12, "0"))
