@@ -1,0 +1,41 @@
+"""Settings: the only reader of the environment and of configuration files."""
+
+from __future__ import annotations
+
+from gateway.settings.load import environment, load, shipped
+from gateway.settings.model import (
+    BudgetSpec,
+    ConfigError,
+    Listen,
+    Mode,
+    Problem,
+    Routing,
+    RuleSpec,
+    Secret,
+    Settings,
+    TeamSpec,
+    Telemetry,
+    Timeouts,
+    Window,
+)
+from gateway.settings.pepper import ensure_pepper
+
+__all__ = [
+    "BudgetSpec",
+    "ConfigError",
+    "Listen",
+    "Mode",
+    "Problem",
+    "Routing",
+    "RuleSpec",
+    "Secret",
+    "Settings",
+    "TeamSpec",
+    "Telemetry",
+    "Timeouts",
+    "Window",
+    "ensure_pepper",
+    "environment",
+    "load",
+    "shipped",
+]

@@ -1,0 +1,55 @@
+"""The demo provider: stands in while no real one is configured, so that a first run answers without a key."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from gateway.core.catalog import Deployment, OnDisconnect, Operation, Provider, Tier, Wire
+from gateway.core.prices import Rates
+from gateway.settings.providers import OWN_PRICE, Found, own_price
+
+DEMO = "demo"
+_CALLS = frozenset(Operation) - {Operation.EMBEDDINGS}
+_EMBEDDINGS = frozenset({Operation.EMBEDDINGS})
+#: What hosted models of the three tiers cost: $3/$15, $0.80/$4 and $0.10/$0.40 per million tokens.
+_MODELS = (
+    ("demo-large", Tier.STANDARD, _CALLS, Rates(3_000_000, 15_000_000, 300_000, 3_750_000)),
+    ("demo-fast", Tier.FAST, _CALLS, Rates(800_000, 4_000_000, 80_000, 1_000_000)),
+    ("demo-small", Tier.SMALL, _CALLS, Rates(100_000, 400_000, 10_000, 125_000)),
+    ("demo-embed", Tier.SMALL, _EMBEDDINGS, Rates(20_000, 0)),
+)
+_CONTEXT_TOKENS = 200_000
+_MAX_OUTPUT_TOKENS = 32_000
+
+
+class DemoMode(StrEnum):
+    """When the demo provider is there: `auto` = if nothing else is."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+    def wanted(self, something_else: bool) -> bool:
+        return self is DemoMode.ON or (self is DemoMode.AUTO and not something_else)
+
+
+def add_demo(found: Found) -> None:
+    """One provider whose address the application fills in when it has started it, and its four models."""
+    provider = Provider(DEMO, Wire.DEMO, "", "", OnDisconnect.CANCEL_FREE)
+    found.providers[DEMO] = provider
+    for model, tier, operations, rates in _MODELS:
+        name = f"{DEMO}/{model}"
+        row = own_price(f"{OWN_PRICE}{name}", rates)
+        found.own_prices.append(row)
+        found.deployments[name] = Deployment(
+            name=name,
+            provider=provider,
+            model=model,
+            upstream_model=model,
+            price=row.price,
+            tier=tier,
+            operations=operations,
+            context_tokens=_CONTEXT_TOKENS,
+            max_output_tokens=_MAX_OUTPUT_TOKENS,
+            aliases=(name,),
+        )

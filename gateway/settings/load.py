@@ -1,0 +1,287 @@
+"""From files and environment to Settings, finding all problems in one pass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.core.catalog import Catalog, Tier
+from gateway.core.identity import RateLimit
+from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
+from gateway.settings.demo import DemoMode, add_demo
+from gateway.settings.model import (
+    BudgetSpec,
+    ConfigError,
+    LogLevel,
+    Mode,
+    Problem,
+    Routing,
+    RuleSpec,
+    Secret,
+    Settings,
+    TeamSpec,
+    Telemetry,
+    Timeouts,
+    Window,
+)
+from gateway.settings.providers import Shipped, read_known, read_providers
+from gateway.settings.section import Section
+from gateway.settings.yaml_marks import parse
+
+_MIB = 2**20
+_MOST = 1_000_000_000
+_SHORTEST_PEPPER = 16
+_DAY_S = 86_400
+
+
+def environment() -> Mapping[str, str]:
+    """The environment of this process: the one place that reads it."""
+    return os.environ
+
+
+def shipped(name: str) -> Path:
+    """A file or folder that comes with the release: "config/prices.yaml", "migrations".
+
+    In a checkout it is beside the package, in an installed wheel inside of it.
+    """
+    package = Path(__file__).resolve().parent.parent
+    beside = package.parent / name
+    return beside if beside.exists() else package / "_shipped" / name
+
+
+def load(path: Path | None, env: Mapping[str, str]) -> Settings:
+    """The configuration at `path`, else at $TOLLHOUSE_CONFIG, else the shipped config/gateway.yaml.
+
+    Raises ConfigError with every problem found.
+    """
+    named = env.get("TOLLHOUSE_CONFIG")
+    path = path or (Path(named) if named else shipped("config/gateway.yaml"))
+    problems: list[Problem] = []
+    root = _open(path, env, problems)
+    if not problems or root.names:
+        lists = _shipped_lists(problems)
+        settings = _settings(root, lists, env, problems)
+        if not problems:
+            return settings
+    raise ConfigError(sorted(problems, key=lambda p: (p.file, p.line)))
+
+
+def _open(path: Path, env: Mapping[str, str], problems: list[Problem]) -> Section:
+    file = _shown(path)
+    text = ""
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        problems.append(Problem(file, 0, "", "is not UTF-8 text"))
+    except OSError as error:
+        problems.append(Problem(file, 0, "", f"cannot be read: {error.strerror}"))
+    return Section(parse(text, file, env, problems), "", file, problems)
+
+
+def _shown(path: Path) -> str:
+    """Relative to where the operator stands, if it is below."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    shipped: Shipped
+    book: PriceBook
+
+
+def _shipped_lists(problems: list[Problem]) -> _Lists:
+    """config/providers.yaml and config/prices.yaml: part of the release, so the environment does not reach in."""
+    root = _open(shipped("config/providers.yaml"), {}, problems)
+    known = read_known(root)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    path = shipped("config/prices.yaml")
+    doc: Any = yaml.load(path.read_bytes(), Loader=loader)
+    try:
+        book = load_price_book(doc)
+        models = listed_models(doc)
+    except ValueError as error:
+        raise ConfigError([*problems, Problem(_shown(path), 0, "", str(error))]) from error
+    listed: dict[str, list[ListedModel]] = {}
+    for model in models:
+        listed.setdefault(model.provider, []).append(model)
+    return _Lists(Shipped(known, listed, frozenset(book.by_price)), book)
+
+
+def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: list[Problem]) -> Settings:
+    timeouts = _timeouts(root.section("timeouts"))
+    found = read_providers(
+        root.section("providers"), root.flag("discover_providers", True), lists.shipped, env, timeouts
+    )
+    if root.choice("demo", DemoMode, DemoMode.AUTO).wanted(bool(found.deployments)):
+        add_demo(found)
+    if not found.deployments and not problems:
+        root.wrong("providers", "nothing is configured that could answer a request", "set a provider's key")
+    catalog = Catalog.of(tuple(found.deployments.values()), root.choice("default_tier", Tier, Tier.STANDARD))
+    state_dir = Path(root.text("state_dir", "./var")).expanduser()
+    teams, budgets = _teams(root, catalog)
+    settings = Settings(
+        file=root.file,
+        listen=root.listen("listen", "127.0.0.1:4000"),
+        admin_listen=root.listen("admin_listen", "127.0.0.1:4001"),
+        state_dir=state_dir,
+        database_url=_database_url(root, state_dir),
+        redis_url=_redis_url(root),
+        pepper=_pepper(root, env),
+        workers=root.integer("workers", 1, 1, 256),
+        providers=found.providers,
+        catalog=catalog,
+        credentials=found.credentials,
+        prices=lists.book.merged(found.own_prices),
+        routing=_routing(root, catalog),
+        tenants=root.texts("tenants") or ("default",),
+        teams=teams,
+        budgets=budgets,
+        task_budget_nano_usd=root.nano_usd("task_budget_usd"),
+        limits=_limits(root.section("limits")),
+        timeouts=timeouts,
+        body_limit_bytes=root.integer("body_limit_bytes", 32 * _MIB, 1024, 1024 * _MIB),
+        log_level=root.choice("log_level", LogLevel, LogLevel.INFO),
+        telemetry=_telemetry(root.section("telemetry")),
+        drain_s=root.number("drain_s", 30, 0, 3600),
+        reaper_grace_s=root.number("reaper_grace_s", 600, 1, _DAY_S),
+        expose_cost=root.flag("expose_cost", True),
+        keyless=tuple(found.keyless),
+    )
+    root.done()
+    return settings
+
+
+def _timeouts(section: Section) -> Timeouts:
+    default = Timeouts()
+    values = {
+        f.name: section.number(f.name, getattr(default, f.name), 0.01, _DAY_S) for f in fields(Timeouts)
+    }
+    section.done()
+    return Timeouts(**values)
+
+
+def _limits(section: Section) -> RateLimit:
+    limit = RateLimit(
+        requests_per_min=section.optional_integer("requests_per_min", 1, _MOST),
+        tokens_per_min=section.optional_integer("tokens_per_min", 1, _MOST),
+        concurrent=section.optional_integer("concurrent", 1, _MOST),
+    )
+    section.done()
+    return limit
+
+
+def _telemetry(section: Section) -> Telemetry:
+    endpoint = section.text("otlp_endpoint")
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        section.wrong("otlp_endpoint", f"must be an http or https URL, not {endpoint!r}")
+    telemetry = Telemetry(
+        otlp_endpoint=endpoint,
+        sampling_ratio=section.number("sampling_ratio", 1.0, 0.0, 1.0),
+        service_name=section.text("service_name", "tollhouse"),
+    )
+    section.done()
+    return telemetry
+
+
+def _database_url(root: Section, state_dir: Path) -> str:
+    url = root.text("database_url", f"sqlite+aiosqlite:///{state_dir / 'ledger.db'}")
+    scheme, _, rest = url.partition("://")
+    drivers = {
+        "postgres": "postgresql+asyncpg",
+        "postgresql": "postgresql+asyncpg",
+        "sqlite": "sqlite+aiosqlite",
+    }
+    scheme = drivers.get(scheme, scheme)
+    if scheme not in drivers.values():
+        root.wrong(
+            "database_url",
+            "must begin with postgresql:// or sqlite:///",
+            "for example postgresql://gateway@127.0.0.1:5432/gateway",
+        )
+    return f"{scheme}://{rest}"
+
+
+def _redis_url(root: Section) -> str | None:
+    url = root.text("redis_url")
+    if url and not url.startswith(("redis://", "rediss://", "unix://")):
+        root.wrong("redis_url", "must begin with redis://, rediss:// or unix://")
+    return url or None
+
+
+def _pepper(root: Section, env: Mapping[str, str]) -> Secret | None:
+    value = root.text("pepper") or env.get("TOLLHOUSE_PEPPER", "")
+    if value and len(value) < _SHORTEST_PEPPER:
+        root.wrong("pepper", f"must have at least {_SHORTEST_PEPPER} characters", "openssl rand -hex 32")
+    return Secret(value) if value else None
+
+
+def _routing(root: Section, catalog: Catalog) -> Routing:
+    mode = root.choice("mode", Mode, Mode.ACTIVE)
+    rules: list[RuleSpec] = []
+    for item in root.sections("rules"):
+        rule = RuleSpec(
+            name=item.required("name"),
+            when=item.text("when", "true"),
+            tier=item.optional_choice("tier", Tier),
+            max_output_tokens=item.optional_integer("max_output_tokens", 1, _MOST),
+            reasoning_effort=item.text("reasoning_effort") or None,
+            service_tier=item.text("service_tier") or None,
+            line=item.line,
+        )
+        item.done()
+        if rule.name in (r.name for r in rules):
+            item.wrong("name", f"there already is a rule {rule.name!r}")
+        if rule.tier and rule.tier not in catalog.by_tier:
+            item.wrong(
+                "tier", f"no deployment is in tier {rule.tier}", "give one of them `tier: " + rule.tier + "`"
+            )
+        if not (rule.tier or rule.max_output_tokens or rule.reasoning_effort or rule.service_tier):
+            item.wrong("", "decides nothing", "give it a tier or a cap")
+        rules.append(rule)
+    return Routing(mode, catalog.default_tier, tuple(rules))
+
+
+def _teams(root: Section, catalog: Catalog) -> tuple[tuple[TeamSpec, ...], tuple[BudgetSpec, ...]]:
+    tenants = root.texts("tenants") or ("default",)
+    teams: list[TeamSpec] = []
+    budgets: list[BudgetSpec] = []
+    for name, entry in root.section("teams").named():
+        team = TeamSpec(
+            name, entry.text("tenant", tenants[0]), entry.texts("models"), _limits(entry.section("limits"))
+        )
+        if team.tenant not in tenants:
+            entry.wrong("tenant", f"there is no tenant {team.tenant!r}", "list it under `tenants:`")
+        for model in team.models:
+            if model not in catalog.by_model:
+                entry.wrong("models", f"no deployment serves {model!r}")
+        if "budget" in entry:
+            budgets += _budget(entry.section("budget"), f"team:{name}")
+        entry.done()
+        teams.append(team)
+    known = {f"tenant:{t}" for t in tenants} | {f"team:{t.id}" for t in teams}
+    for item in root.sections("budgets"):
+        scope = item.required("scope", "tenant:<id>, team:<id> or key:<id>")
+        kind, _, name = scope.partition(":")
+        if scope and (kind not in ("tenant", "team", "key") or not name):
+            item.wrong("scope", f"must be tenant:<id>, team:<id> or key:<id>, not {scope!r}")
+        elif kind != "key" and scope not in known:
+            item.wrong("scope", f"no traffic reaches this budget: there is no {scope}")
+        budgets += _budget(item, scope)
+    return tuple(teams), tuple(budgets)
+
+
+def _budget(section: Section, scope: str) -> list[BudgetSpec]:
+    limit = section.nano_usd("limit_usd")
+    if limit is None and "limit_usd" not in section:
+        section.wrong("limit_usd", "is required", 'for example "50"')
+    window = section.choice("window", Window, Window.MONTH)
+    section.done()
+    return [BudgetSpec(scope, limit, window)] if limit is not None else []

@@ -1,0 +1,203 @@
+"""What the gateway is told to be: frozen values, complete and already checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from gateway.core.catalog import Catalog, Provider, Tier, Wire
+from gateway.core.identity import RateLimit
+from gateway.core.prices import PriceBook
+
+
+class Secret:
+    """A secret that shows itself only when asked by name: `reveal()`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with the configuration. `line` counts from 1; 0 = the file as a whole."""
+
+    file: str
+    line: int
+    key: str  # dotted path: "providers.local.deployments[0].price"
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        key = f" {self.key}:" if self.key else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{where}:{key} {self.message}{hint}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `problems` names everything that is wrong with it."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(p) for p in problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Upstream: connect, first byte, between bytes, total. Client: request body, write to a slow reader."""
+
+    connect_s: float = 5.0
+    first_byte_s: float = 60.0
+    slow_first_byte_s: float = 300.0
+    idle_s: float = 120.0
+    total_s: float = 3600.0
+    body_s: float = 60.0
+    slow_client_s: float = 120.0
+    keep_alive_s: float = 15.0  # a comment is sent on a silent stream this often
+
+
+class Mode(StrEnum):
+    """Whether rules act on traffic or only record what they would have done."""
+
+    ACTIVE = "active"
+    SHADOW = "shadow"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSpec:
+    """One routing rule as written; the router compiles `when` (CEL). First match wins."""
+
+    name: str
+    when: str
+    tier: Tier | None
+    max_output_tokens: int | None = None
+    reasoning_effort: str | None = None
+    service_tier: str | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    mode: Mode = Mode.ACTIVE
+    default_tier: Tier = Tier.STANDARD
+    rules: tuple[RuleSpec, ...] = ()
+
+
+class Window(StrEnum):
+    """The period of a budget; calendar windows in UTC, or the whole life of the scope."""
+
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+    LIFETIME = "lifetime"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpec:
+    """A budget declared in configuration. `scope` is "tenant:<id>", "team:<id>", "key:<id>" or "task:<id>"."""
+
+    scope: str
+    limit_nano_usd: int
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class TeamSpec:
+    """A team declared in configuration; created at start-up if it is missing."""
+
+    id: str
+    tenant: str
+    models: tuple[str, ...] = ()
+    limit: RateLimit = field(default_factory=RateLimit)
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """`otlp_endpoint` "" = no traces leave; metrics are always served at the admin port."""
+
+    otlp_endpoint: str = ""
+    sampling_ratio: float = 1.0
+    service_name: str = "tollhouse"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that was configured. A reload builds a new one and swaps it whole."""
+
+    file: str
+    listen: Listen
+    admin_listen: Listen
+    state_dir: Path
+    database_url: str = field(repr=False)
+    redis_url: str | None = field(repr=False)
+    pepper: Secret | None  # None: `ensure_pepper` reads or makes the one in state_dir
+    workers: int
+    providers: Mapping[str, Provider]
+    catalog: Catalog
+    credentials: Mapping[str, Secret]  # by credential name; only the sender resolves them
+    prices: PriceBook
+    routing: Routing
+    tenants: tuple[str, ...]
+    teams: tuple[TeamSpec, ...]
+    budgets: tuple[BudgetSpec, ...]
+    task_budget_nano_usd: int | None  # lifetime budget of every task that has none of its own
+    limits: RateLimit  # of every key that has none of its own
+    timeouts: Timeouts
+    body_limit_bytes: int
+    log_level: LogLevel
+    telemetry: Telemetry
+    drain_s: float
+    reaper_grace_s: float
+    expose_cost: bool
+    keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
+
+    @property
+    def demo(self) -> bool:
+        """A demo provider is configured and the application must start it."""
+        return any(p.wire is Wire.DEMO and not p.base_url for p in self.providers.values())
+
+    def with_demo_at(self, base_url: str) -> Settings:
+        """The same settings with the demo provider's address filled in ("http://127.0.0.1:1234/v1")."""
+        moved = {
+            name: dataclasses.replace(p, base_url=base_url) if p.wire is Wire.DEMO and not p.base_url else p
+            for name, p in self.providers.items()
+        }
+        deployments = tuple(
+            dataclasses.replace(d, provider=moved[d.provider.name]) for d in self.catalog.deployments
+        )
+        catalog = Catalog.of(deployments, self.catalog.default_tier)
+        return dataclasses.replace(self, providers=moved, catalog=catalog)

@@ -1,0 +1,119 @@
+"""YAML with line numbers: every value remembers where it was written.
+
+Scalars stay text, so `0.1` is read as the exact decimal that was typed and never passes through a float.
+`${NAME}` and `${NAME:-default}` are replaced from the environment; the result is text, never YAML again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from gateway.settings.model import Problem
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_NULLS = ("", "~", "null", "Null", "NULL")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and its place. Text for scalars (None = null or empty), a list, or a mapping by key."""
+
+    value: str | list[Node] | dict[str, Node] | None
+    line: int
+
+    @property
+    def kind(self) -> str:
+        if isinstance(self.value, dict):
+            return "a mapping"
+        if isinstance(self.value, list):
+            return "a list"
+        return "nothing" if self.value is None else "a single value"
+
+
+def parse(text: str, file: str, env: Mapping[str, str], problems: list[Problem]) -> Node:
+    """The document as marked nodes; everything wrong is added to `problems`, a broken file reads as empty."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        problems.append(Problem(file, mark.line + 1 if mark else 0, "", f"not valid YAML: {what}"))
+        return Node({}, 1)
+    except yaml.YAMLError as error:
+        problems.append(Problem(file, 0, "", f"not valid YAML: {str(error).splitlines()[0]}"))
+        return Node({}, 1)
+    if root is None:
+        return Node({}, 1)
+    node = _Reader(file, env, problems).read(root, "", ())
+    if isinstance(node.value, dict):
+        return node
+    problems.append(Problem(file, node.line, "", f"the file must hold a mapping, not {node.kind}"))
+    return Node({}, 1)
+
+
+class _Reader:
+    def __init__(self, file: str, env: Mapping[str, str], problems: list[Problem]) -> None:
+        self._file, self._env, self._problems = file, env, problems
+
+    def _wrong(self, line: int, key: str, message: str, hint: str = "") -> None:
+        self._problems.append(Problem(self._file, line, key, message, hint))
+
+    def read(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Node:
+        line = node.start_mark.line + 1
+        if id(node) in above:
+            self._wrong(line, path, "an anchor may not contain itself")
+            return Node(None, line)
+        above = (*above, id(node))
+        if isinstance(node, yaml.MappingNode):
+            return Node(self._mapping(node, path, above), line)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.read(item, f"{path}[{i}]", above) for i, item in enumerate(node.value)]
+            return Node(items, line)
+        assert isinstance(node, yaml.ScalarNode)
+        return Node(self._scalar(node, path, line), line)
+
+    def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> dict[str, Node]:
+        out: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._wrong(line, path, "a key must be plain text")
+                continue
+            key = str(key_node.value)
+            full = f"{path}.{key}" if path else key
+            if key in out:
+                self._wrong(line, full, f"is given twice; the first time in line {out[key].line}")
+                continue
+            value = self.read(value_node, full, above)
+            # The key's line, not the value's: a block value starts one line below its key.
+            out[key] = Node(value.value, line)
+        return out
+
+    def _scalar(self, node: yaml.ScalarNode, path: str, line: int) -> str | None:
+        text = str(node.value)
+        if node.style is None and text in _NULLS:
+            return None
+
+        def resolve(match: re.Match[str]) -> str:
+            name, default = match.group(1), match.group(2)
+            value = self._env.get(name)
+            if value:
+                return value
+            if default is None:
+                self._wrong(
+                    line,
+                    path,
+                    f"the environment variable {name} is not set",
+                    f"set it, or write ${{{name}:-}} if it may be missing",
+                )
+                return ""
+            return default
+
+        if not _REFERENCE.search(text):
+            return text
+        # A reference that yields nothing means "not set", so that an optional secret may simply be absent.
+        return _REFERENCE.sub(resolve, text) or None
