@@ -7,6 +7,7 @@ from gateway.settings.model import (
     BudgetSpec,
     ConfigError,
     Listen,
+    LogLevel,
     Mode,
     Problem,
     Routing,
@@ -16,7 +17,6 @@ from gateway.settings.model import (
     TeamSpec,
     Telemetry,
     Timeouts,
-    Window,
 )
 from gateway.settings.pepper import ensure_pepper
 
@@ -24,6 +24,7 @@ __all__ = [
     "BudgetSpec",
     "ConfigError",
     "Listen",
+    "LogLevel",
     "Mode",
     "Problem",
     "Routing",
@@ -33,7 +34,6 @@ __all__ = [
     "TeamSpec",
     "Telemetry",
     "Timeouts",
-    "Window",
     "ensure_pepper",
     "environment",
     "load",

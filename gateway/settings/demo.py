@@ -40,7 +40,7 @@ def add_demo(found: Found) -> None:
     for model, tier, operations, rates in _MODELS:
         name = f"{DEMO}/{model}"
         row = own_price(f"{OWN_PRICE}{name}", rates)
-        found.own_prices.append(row)
+        found.own_prices[row.price] = row
         found.deployments[name] = Deployment(
             name=name,
             provider=provider,

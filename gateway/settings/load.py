@@ -10,9 +10,11 @@ from typing import Any
 
 import yaml
 
-from gateway.core.catalog import Catalog, Tier
+from gateway.core.budget import OnExceed
+from gateway.core.catalog import Catalog, Deployment, Tier
 from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
+from gateway.core.windows import parse_window
 from gateway.settings.demo import DemoMode, add_demo
 from gateway.settings.model import (
     BudgetSpec,
@@ -27,7 +29,6 @@ from gateway.settings.model import (
     TeamSpec,
     Telemetry,
     Timeouts,
-    Window,
 )
 from gateway.settings.providers import Shipped, read_known, read_providers
 from gateway.settings.section import Section
@@ -36,7 +37,10 @@ from gateway.settings.yaml_marks import parse
 _MIB = 2**20
 _MOST = 1_000_000_000
 _SHORTEST_PEPPER = 16
+_MOST_WORKERS = 256
 _DAY_S = 86_400
+_SQLITE = ("sqlite:///", "sqlite+aiosqlite:///")
+_POSTGRES = ("postgresql://", "postgres://", "postgresql+asyncpg://")
 
 
 def environment() -> Mapping[str, str]:
@@ -68,7 +72,8 @@ def load(path: Path | None, env: Mapping[str, str]) -> Settings:
         settings = _settings(root, lists, env, problems)
         if not problems:
             return settings
-    raise ConfigError(sorted(problems, key=lambda p: (p.file, p.line)))
+    # A key that is read twice is complained about twice.
+    raise ConfigError(sorted(dict.fromkeys(problems), key=lambda p: (p.file, p.line)))
 
 
 def _open(path: Path, env: Mapping[str, str], problems: list[Problem]) -> Section:
@@ -124,7 +129,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         add_demo(found)
     if not found.deployments and not problems:
         root.wrong("providers", "nothing is configured that could answer a request", "set a provider's key")
-    catalog = Catalog.of(tuple(found.deployments.values()), root.choice("default_tier", Tier, Tier.STANDARD))
+    catalog = _catalog(root, tuple(found.deployments.values()))
     state_dir = Path(root.text("state_dir", "./var")).expanduser()
     teams, budgets = _teams(root, catalog)
     settings = Settings(
@@ -135,11 +140,11 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         database_url=_database_url(root, state_dir),
         redis_url=_redis_url(root),
         pepper=_pepper(root, env),
-        workers=root.integer("workers", 1, 1, 256),
+        workers=root.integer("workers", 1, 1, _MOST_WORKERS),
         providers=found.providers,
         catalog=catalog,
         credentials=found.credentials,
-        prices=lists.book.merged(found.own_prices),
+        prices=lists.book.merged(found.own_prices.values()),
         routing=_routing(root, catalog),
         tenants=root.texts("tenants") or ("default",),
         teams=teams,
@@ -157,6 +162,17 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
     )
     root.done()
     return settings
+
+
+def _catalog(root: Section, deployments: tuple[Deployment, ...]) -> Catalog:
+    """Requests for "auto" go to the default tier: `standard`, or the one that there is."""
+    tiers = [
+        tier for tier in (Tier.STANDARD, Tier.FAST, Tier.SMALL) if any(d.tier is tier for d in deployments)
+    ]
+    tier = root.optional_choice("default_tier", Tier)
+    if tier and tier not in tiers:
+        root.wrong("default_tier", f"no deployment is in tier {tier}")
+    return Catalog.of(deployments, tier or (tiers or [Tier.STANDARD])[0])
 
 
 def _timeouts(section: Section) -> Timeouts:
@@ -192,21 +208,15 @@ def _telemetry(section: Section) -> Telemetry:
 
 
 def _database_url(root: Section, state_dir: Path) -> str:
-    url = root.text("database_url", f"sqlite+aiosqlite:///{state_dir / 'ledger.db'}")
-    scheme, _, rest = url.partition("://")
-    drivers = {
-        "postgres": "postgresql+asyncpg",
-        "postgresql": "postgresql+asyncpg",
-        "sqlite": "sqlite+aiosqlite",
-    }
-    scheme = drivers.get(scheme, scheme)
-    if scheme not in drivers.values():
+    url = root.text("database_url") or f"sqlite+aiosqlite:///{state_dir / 'ledger.db'}"
+    if not url.startswith(_SQLITE + _POSTGRES):
+        hint = "for example postgresql://gateway@127.0.0.1:5432/gateway"
+        root.wrong("database_url", "must begin with postgresql:// or sqlite:///", hint)
+    if url.startswith(_SQLITE) and root.integer("workers", 1, 1, _MOST_WORKERS) > 1:
         root.wrong(
-            "database_url",
-            "must begin with postgresql:// or sqlite:///",
-            "for example postgresql://gateway@127.0.0.1:5432/gateway",
+            "workers", "only one process can serve from a SQLite file", "set database_url to a Postgres"
         )
-    return f"{scheme}://{rest}"
+    return url
 
 
 def _redis_url(root: Section) -> str | None:
@@ -255,7 +265,11 @@ def _teams(root: Section, catalog: Catalog) -> tuple[tuple[TeamSpec, ...], tuple
     budgets: list[BudgetSpec] = []
     for name, entry in root.section("teams").named():
         team = TeamSpec(
-            name, entry.text("tenant", tenants[0]), entry.texts("models"), _limits(entry.section("limits"))
+            name,
+            entry.text("tenant", tenants[0]),
+            entry.texts("models"),
+            _limits(entry.section("limits")),
+            entry.nano_usd("task_budget_usd"),
         )
         if team.tenant not in tenants:
             entry.wrong("tenant", f"there is no tenant {team.tenant!r}", "list it under `tenants:`")
@@ -282,6 +296,11 @@ def _budget(section: Section, scope: str) -> list[BudgetSpec]:
     limit = section.nano_usd("limit_usd")
     if limit is None and "limit_usd" not in section:
         section.wrong("limit_usd", "is required", 'for example "50"')
-    window = section.choice("window", Window, Window.MONTH)
+    window = section.text("window", "month")
+    try:
+        parse_window(window)
+    except ValueError as error:
+        section.wrong("window", str(error))
+    on_exceed = section.choice("on_exceed", OnExceed, OnExceed.ERROR)
     section.done()
-    return [BudgetSpec(scope, limit, window)] if limit is not None else []
+    return [BudgetSpec(scope, limit, window, on_exceed)] if limit is not None else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from gateway.core.budget import OnExceed
 from gateway.core.catalog import Catalog, Provider, Tier, Wire
 from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceBook
@@ -116,23 +117,14 @@ class Routing:
     rules: tuple[RuleSpec, ...] = ()
 
 
-class Window(StrEnum):
-    """The period of a budget; calendar windows in UTC, or the whole life of the scope."""
-
-    HOUR = "hour"
-    DAY = "day"
-    WEEK = "week"
-    MONTH = "month"
-    LIFETIME = "lifetime"
-
-
 @dataclass(frozen=True, slots=True)
 class BudgetSpec:
-    """A budget declared in configuration. `scope` is "tenant:<id>", "team:<id>", "key:<id>" or "task:<id>"."""
+    """A budget declared in configuration. `scope` is "tenant:<id>", "team:<id>" or "key:<id>"."""
 
     scope: str
     limit_nano_usd: int
-    window: Window
+    window: str  # as core.windows.parse_window reads it: "lifetime", "day", "month", "30d" ...
+    on_exceed: OnExceed = OnExceed.ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +135,7 @@ class TeamSpec:
     tenant: str
     models: tuple[str, ...] = ()
     limit: RateLimit = field(default_factory=RateLimit)
+    task_budget_nano_usd: int | None = None  # of its tasks, before the general one
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +179,15 @@ class Settings:
     keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
 
     @property
+    def database_shown(self) -> str:
+        """The database's address without its password."""
+        return _without_password(self.database_url)
+
+    @property
+    def redis_shown(self) -> str | None:
+        return _without_password(self.redis_url) if self.redis_url else None
+
+    @property
     def demo(self) -> bool:
         """A demo provider is configured and the application must start it."""
         return any(p.wire is Wire.DEMO and not p.base_url for p in self.providers.values())
@@ -201,3 +203,11 @@ class Settings:
         )
         catalog = Catalog.of(deployments, self.catalog.default_tier)
         return dataclasses.replace(self, providers=moved, catalog=catalog)
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    address, query, _ = rest.partition("?")  # a query may hold a password, too
+    identity, at, place = address.rpartition("@")
+    user, colon, _ = identity.partition(":")
+    return f"{scheme}://{user}{':***' if colon else ''}{at}{place}{'?...' if query else ''}"

@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.core.catalog import Deployment, OnDisconnect, Operation, Provider, Tier, Wire
-from gateway.core.prices import MAX_RATE_PICO_USD, ListedModel, PriceRow, Rates
+from gateway.core.prices import ListedModel, PriceRow, Rates
+from gateway.core.rates import MAX_RATE_PICO_USD
 from gateway.settings.model import Secret, Timeouts
 from gateway.settings.section import Section
 
@@ -39,7 +40,7 @@ class Found:
     providers: dict[str, Provider] = field(default_factory=dict)
     credentials: dict[str, Secret] = field(default_factory=dict)
     deployments: dict[str, Deployment] = field(default_factory=dict)
-    own_prices: list[PriceRow] = field(default_factory=list)
+    own_prices: dict[str, PriceRow] = field(default_factory=dict)
     keyless: list[str] = field(default_factory=list)
 
 
@@ -259,8 +260,9 @@ def _price(
             )
         return default
     if not item.is_single("price"):
-        found.own_prices.append(_own_rates(item.section("price"), f"{OWN_PRICE}{name}"))
-        return f"{OWN_PRICE}{name}"
+        row = _own_rates(item.section("price"), f"{OWN_PRICE}{name}")
+        found.own_prices[row.price] = row
+        return row.price
     price = item.text("price")
     if price == "none":
         return ""
