@@ -1,0 +1,166 @@
+"""From what the client asked for to the deployments that may answer, in the order in which to try them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.core.catalog import Catalog, Deployment, Operation, Tier
+from gateway.core.errors import InvalidRequest, ModelNotFound
+from gateway.core.health import HealthState, fit
+from gateway.core.rules import Decision
+
+AUTO = "auto"
+
+#: A longer name is no typing error of a model's name; comparing it would only cost time.
+_MAX_NAME = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a candidate must be able to take. `input_tokens` is an estimate (`bounds.estimate_input_tokens`)."""
+
+    input_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request may go. `tier` is None for a pinned model; `candidates` is never empty."""
+
+    tier: Tier | None
+    rule: str  # name of the rule that decided, "" if none did
+    why: str  # one line for people and the ledger
+    candidates: tuple[Deployment, ...]
+
+
+def route(
+    model: str,
+    operation: Operation,
+    catalog: Catalog,
+    decision: Decision | None,
+    health: Mapping[str, HealthState],
+    may_use: Callable[..., bool],
+    needs: Needs,
+    affinity: str | None,
+    pick: float,
+    now_s: float,
+) -> Route:
+    """Choose the candidates for `model`: "auto", a tier's name, or a model's public name or alias.
+
+    `health` is keyed by `health.subjects`; `may_use(*names)` is `Caller.may_use`; `affinity` names the
+    deployment that is warm for this task; `pick` in [0, 1) makes the weighted choice; `now_s` is monotonic.
+    A model's own name wins over a tier of the same name.
+
+    Raises `ModelNotFound` (also for what the key may not use: its existence is not told), and `InvalidRequest`
+    if the model exists but does not serve `operation`.
+    """
+    if model in catalog.by_model:
+        tier, rule, why = None, "", f"the client asked for {model}"
+        named = [d for d in catalog.by_model[model] if may_use(d.model, *d.aliases)]
+    else:
+        tier, named, why = _by_tier(model, operation, catalog, decision, may_use)
+        rule = decision.rule if decision is not None and model == AUTO else ""
+    if not named:
+        raise _not_found(model, catalog, may_use)
+    serving = [d for d in named if d.serves(operation)]
+    if not serving:
+        raise _not_served(model, operation, named)
+    return Route(tier, rule, why, _ordered(_roomy(serving, needs), health, affinity, pick, now_s))
+
+
+def _by_tier(
+    model: str,
+    operation: Operation,
+    catalog: Catalog,
+    decision: Decision | None,
+    may_use: Callable[..., bool],
+) -> tuple[Tier | None, list[Deployment], str]:
+    """The tier, its deployments that the key may use, and why. Only "auto" may leave the tier it was given."""
+
+    def usable(tier: Tier) -> list[Deployment]:
+        deployments = catalog.by_tier.get(tier, ())
+        return [d for d in deployments if may_use(model, tier.value, d.model, *d.aliases)]
+
+    if model != AUTO:
+        try:
+            tier = Tier(model)
+        except ValueError:
+            return None, [], ""
+        return tier, usable(tier), f"the client asked for tier {tier}"
+    wanted, why = (
+        (catalog.default_tier, "the default tier") if decision is None else (decision.tier, decision.why)
+    )
+    for tier in dict.fromkeys((wanted, catalog.default_tier, *Tier)):
+        deployments = usable(tier)
+        if any(d.serves(operation) for d in deployments):
+            return (
+                tier,
+                deployments,
+                why if tier is wanted else f"{why}; tier {wanted} has nothing to offer here",
+            )
+    return wanted, usable(wanted), why
+
+
+def _roomy(deployments: list[Deployment], needs: Needs) -> list[Deployment]:
+    """Those whose context window fits the request; all, if none does: an estimate is no ground to refuse."""
+    fitting = [d for d in deployments if d.context_tokens is None or needs.input_tokens <= d.context_tokens]
+    return fitting or deployments
+
+
+def _ordered(
+    deployments: Sequence[Deployment],
+    health: Mapping[str, HealthState],
+    affinity: str | None,
+    pick: float,
+    now_s: float,
+) -> tuple[Deployment, ...]:
+    """Healthy ones only, unless none is: then all, because the last way out is never closed.
+
+    The warm one goes first, then by priority, and within a priority by a weighted shuffle.
+    """
+    candidates = [d for d in deployments if fit(health, d, now_s)] or list(deployments)
+    shuffled = _weighted_shuffle(candidates, pick)
+    return tuple(sorted(shuffled, key=lambda d: (d.name != affinity, d.priority)))
+
+
+def _weighted_shuffle(deployments: list[Deployment], pick: float) -> list[Deployment]:
+    """A random order in which each next one is drawn by weight; weight 0 comes last.
+
+    One uniform number is enough: the part of it that did not decide a draw is uniform again.
+    """
+    left = list(deployments)
+    order = []
+    while sum(d.weight for d in left) > 0:
+        at = pick * sum(d.weight for d in left)
+        for d in left:
+            if at < d.weight or d is left[-1]:
+                break
+            at -= d.weight
+        # float rounding can push `at` past the end or onto a weight of 0
+        pick = min(max(at / d.weight, 0.0), 1.0 - 2**-53) if d.weight else 0.0
+        left.remove(d)
+        order.append(d)
+    return order + left
+
+
+def _not_found(model: str, catalog: Catalog, may_use: Callable[..., bool]) -> ModelNotFound:
+    shown = model if len(model) <= _MAX_NAME else f"{model[:_MAX_NAME]}..."
+    message = f"The model {shown!r} does not exist or this key may not use it."
+    if len(model) <= _MAX_NAME:
+        # only names that the key may use: a suggestion must not tell what else there is
+        names = [n for n, ds in catalog.by_model.items() if any(may_use(d.model, *d.aliases) for d in ds)]
+        names += [AUTO, *(tier.value for tier in catalog.by_tier)]
+        close = difflib.get_close_matches(model, [n for n in names if n != model], n=1, cutoff=0.6)
+        if close:
+            message += f" Did you mean {close[0]!r}?"
+    return ModelNotFound(message, param="model")
+
+
+def _not_served(model: str, operation: Operation, named: Sequence[Deployment]) -> InvalidRequest:
+    served = [o for o in Operation if any(d.serves(o) for d in named)]
+    addresses = ", ".join(f"/v1{o.path}" for o in served) or "no address"
+    return InvalidRequest(
+        f"The model {model!r} is not served at /v1{operation.path}; it is served at {addresses}.",
+        param="model",
+    )
