@@ -1,0 +1,124 @@
+"""Runs transactions on Postgres: plain asyncpg connections, as many as transactions fly at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+
+from gateway.storage.database import POSTGRES_CONNECT_TIMEOUT_S
+from gateway.storage.transact import CommitUnknown, Conflict, Each, Fetch, Row, Step, StoreDown, Tx
+
+T = TypeVar("T")
+
+_CONFLICTS = (
+    asyncpg.UniqueViolationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+)
+#: Server answers that are about the server, not about the statement.
+_UNWELL = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.SystemError,
+)
+
+
+class PostgresWriter:
+    flights = 2
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._idle: list[Any] = []
+
+    async def run(self, tx: Callable[[], Tx[T]], timeout_s: float) -> T:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        connection = await self._begin(deadline)
+        committing = False
+        result: Any = None
+        healthy = False
+        try:
+            async with asyncio.timeout_at(deadline):
+                result = await _drive(connection, tx())
+                committing = True
+                await connection.execute("COMMIT")
+            healthy = True
+        except (OSError, TimeoutError, asyncpg.InterfaceError, *_UNWELL) as e:
+            if isinstance(e, asyncpg.DataError):  # a value that no column takes: says nothing about the store
+                raise
+            reason = str(e) or type(e).__name__
+            raise (CommitUnknown(reason, result) if committing else StoreDown(reason)) from e
+        except _CONFLICTS as e:
+            raise Conflict(str(e)) from e
+        finally:
+            if healthy:
+                self._idle.append(connection)
+            else:
+                # Closing rolls back, and no half-read answer can reach the next transaction.
+                connection.terminate()
+        answer: T = result
+        return answer
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            try:
+                await connection.close(timeout=1)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                connection.terminate()
+
+    async def _begin(self, deadline: float) -> Any:
+        """A connection inside a transaction. One that broke while idle is replaced; nothing was sent on it yet."""
+        while self._idle:
+            connection = self._idle.pop()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await connection.execute("BEGIN")
+                return connection
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                connection.terminate()
+            except BaseException:
+                connection.terminate()
+                raise
+        connection = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                connection = await asyncpg.connect(
+                    self._dsn,
+                    timeout=POSTGRES_CONNECT_TIMEOUT_S,
+                    server_settings={"application_name": "tollhouse-ledger"},
+                )
+                await connection.execute("BEGIN")
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as e:
+            if connection is not None:
+                connection.terminate()
+            raise StoreDown(str(e) or type(e).__name__) from e
+        return connection
+
+
+async def _drive(connection: Any, tx: Tx[T]) -> T:
+    rows: Sequence[Row] | None = None
+    while True:
+        try:
+            step = next(tx) if rows is None else tx.send(rows)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        rows = await _perform(connection, step)
+
+
+async def _perform(connection: Any, step: Step) -> Sequence[Row]:
+    rows: Sequence[Row]
+    if isinstance(step, Fetch):
+        rows = await connection.fetch(step.sql.postgres, *step.args)
+    elif isinstance(step, Each):
+        await connection.executemany(step.sql.postgres, step.rows)
+        rows = ()
+    else:
+        rows = await connection.fetchmany(step.sql.postgres, step.rows)
+    return rows

@@ -1,0 +1,312 @@
+"""All tables, for SQLite and Postgres alike. Money is BIGINT nano-dollars, time BIGINT milliseconds, ids TEXT.
+
+`migrations/` builds the same schema; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+#: Constraint names are needed by migrations; SQLite keeps none of its own.
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _id(name: str) -> Column[str]:
+    return Column(name, Text, primary_key=True)
+
+
+def _text(name: str, *, null: bool = False) -> Column[str]:
+    return Column(name, Text, nullable=null)
+
+
+def _int(name: str, *, null: bool = False) -> Column[int]:
+    return Column(name, BigInteger, nullable=null)
+
+
+def _sums(*names: str) -> list[Column[int]]:
+    return [Column(name, BigInteger, nullable=False, server_default=text("0")) for name in names]
+
+
+#: The columns that count tokens, in ledger, usage_hour and task alike.
+TOKEN_COLUMNS = (
+    "input_uncached",
+    "cache_read",
+    "cache_write_5m",
+    "cache_write_1h",
+    "cache_write_12h",
+    "output",
+    "reasoning",
+)
+
+tenant = Table("tenant", metadata, _id("tenant_id"), _text("name"), _int("created_at_ms"))
+
+team = Table(
+    "team",
+    metadata,
+    _id("team_id"),
+    _text("tenant_id"),
+    _text("name"),
+    _text("models"),  # JSON array; empty = all
+    _int("requests_per_min", null=True),
+    _int("tokens_per_min", null=True),
+    _int("concurrent", null=True),
+    _int("default_task_budget_nano_usd", null=True),
+    _int("revision"),  # the revision that last changed this row
+    _int("created_at_ms"),
+    Index("ix_team_tenant_id_name", "tenant_id", "name", unique=True),
+    Index("ix_team_revision", "revision"),
+)
+
+virtual_key = Table(
+    "virtual_key",
+    metadata,
+    _id("key_id"),
+    Column("secret_hmac", LargeBinary, nullable=False),
+    _text("tenant_id"),
+    _text("team_id"),
+    _text("name"),
+    _text("models"),  # JSON array; empty = all
+    _int("requests_per_min", null=True),
+    _int("tokens_per_min", null=True),
+    _int("concurrent", null=True),
+    _int("expires_at_ms", null=True),
+    _int("revoked_at_ms", null=True),
+    _text("task_id", null=True),
+    _text("labels"),  # JSON object
+    _int("revision"),
+    _int("created_at_ms"),
+    Index("ix_virtual_key_revision", "revision"),
+    Index("ix_virtual_key_team_id", "team_id"),
+)
+
+task = Table(
+    "task",
+    metadata,
+    _id("task_id"),
+    _text("key_id"),
+    _text("team_id"),
+    _text("tenant_id"),
+    _text("external_id"),
+    _text("source"),
+    _text("parent_task_id", null=True),
+    _text("state"),
+    _int("created_at_ms"),
+    _int("last_at_ms"),
+    *_sums("steps", "attempts", "cost_nano_usd", "list_cost_nano_usd", *TOKEN_COLUMNS),
+    Index("ix_task_last_at_ms", "last_at_ms"),
+    Index("ix_task_key_id_last_at_ms", "key_id", "last_at_ms"),
+)
+
+#: One row per (scope, window definition), holding the current window, or the current bucket of a rolling one. It
+#: is the lock of its scope, so it stays when a window ends; what the ended window held moves to budget_closed.
+budget = Table(
+    "budget",
+    metadata,
+    _id("budget_id"),
+    _text("scope"),
+    _text("window"),
+    _text("zone"),
+    _int("window_start_ms"),
+    _int("window_end_ms", null=True),
+    _int("limit_nano_usd"),
+    *_sums("posted_nano_usd", "held_nano_usd"),
+    _text("on_exceed"),
+    _int("epoch"),
+    _int("created_at_ms"),
+    Index("ix_budget_scope_window_zone", "scope", "window", "zone", unique=True),
+    CheckConstraint("held_nano_usd >= 0", name="held_not_negative"),
+    CheckConstraint("limit_nano_usd >= 0", name="limit_not_negative"),
+)
+
+budget_closed = Table(
+    "budget_closed",
+    metadata,
+    _id("budget_id"),
+    Column("window_start_ms", BigInteger, primary_key=True, autoincrement=False),
+    _int("window_end_ms"),
+    _text("scope"),
+    _int("limit_nano_usd"),
+    *_sums("posted_nano_usd", "held_nano_usd"),
+    CheckConstraint("held_nano_usd >= 0", name="held_not_negative"),
+)
+
+hold = Table(
+    "hold",
+    metadata,
+    _id("attempt_id"),
+    _text("replica_id"),
+    _int("replica_epoch"),
+    _int("amount_nano_usd"),
+    _text("budgets"),  # JSON array of [budget_id, window_start_ms]: where the amount is held
+    _text("state"),  # held | post | void | charge_unknown
+    _int("step"),
+    _int("remaining_nano_usd", null=True),
+    _text("remaining_scope"),
+    _int("created_at_ms"),
+    _text("attempt"),  # JSON of core.entry.Attempt: enough to charge it without its owner
+    Index(
+        "ix_hold_open",
+        "replica_id",
+        postgresql_where=text("state = 'held'"),
+        sqlite_where=text("state = 'held'"),
+    ),
+    Index("ix_hold_created_at_ms", "created_at_ms"),
+)
+
+#: Immutable. `at_ms` is the time inside the attempt's id, so that the unique indexes can hold the key by which
+#: Postgres partitions. A `correct` entry carries signed differences in amount, list cost and tokens.
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("at_ms", BigInteger, primary_key=True, autoincrement=False),
+    _id("entry_id"),
+    _text("attempt_id"),
+    _text("kind"),
+    _int("amount_nano_usd"),
+    _int("list_cost_nano_usd"),
+    _int("hold_nano_usd"),
+    _int("step"),
+    _int("posted_at_ms"),
+    _text("budgets"),  # as in hold: where the amount was posted
+    _text("replica_id"),
+    _text("request_id"),
+    _text("tenant_id"),
+    _text("team_id"),
+    _text("key_id"),
+    _text("task_id"),
+    _text("parent_task_id", null=True),
+    Column("attempt_no", Integer, nullable=False),
+    _text("operation"),
+    _text("client"),
+    _text("model_requested"),
+    _text("model"),
+    _text("upstream_model"),
+    _text("provider"),
+    _text("deployment"),
+    _text("tier"),
+    _text("rule"),
+    Column("stream", Boolean, nullable=False),
+    _int("started_at_ms"),
+    *(_int(name) for name in TOKEN_COLUMNS),
+    _text("quality"),
+    _text("price_version"),
+    _text("finish"),
+    Column("status", Integer, nullable=False),
+    _text("error"),
+    _int("latency_ms"),
+    _int("first_token_ms", null=True),
+    _text("upstream_request_id"),
+    _text("service_tier"),
+    _text("note"),
+    Index(
+        "uq_ledger_terminal",
+        "attempt_id",
+        "at_ms",
+        unique=True,
+        postgresql_where=text("kind <> 'correct'"),
+        sqlite_where=text("kind <> 'correct'"),
+    ),
+    Index(
+        "uq_ledger_correct",
+        "attempt_id",
+        "at_ms",
+        unique=True,
+        postgresql_where=text("kind = 'correct'"),
+        sqlite_where=text("kind = 'correct'"),
+    ),
+    Index("ix_ledger_request_id", "request_id"),
+    Index("ix_ledger_task_id_at_ms", "task_id", "at_ms"),
+    postgresql_partition_by="RANGE (at_ms)",
+)
+
+#: What is reported by; every other column of usage_hour is a sum over the entries of one hour with these values.
+USAGE_KEYS = (
+    "hour_ms",
+    "tenant_id",
+    "team_id",
+    "key_id",
+    "model",
+    "provider",
+    "deployment",
+    "tier",
+    "client",
+)
+USAGE_SUMS = (
+    "attempts",
+    "errors",
+    "retries",
+    "retries_cost_nano_usd",
+    "cost_nano_usd",
+    "list_cost_nano_usd",
+    *TOKEN_COLUMNS,
+)
+
+usage_hour = Table(
+    "usage_hour",
+    metadata,
+    Column("hour_ms", BigInteger, primary_key=True, autoincrement=False),
+    *(_id(name) for name in USAGE_KEYS[1:]),
+    *_sums(*USAGE_SUMS),
+)
+
+replica = Table(
+    "replica",
+    metadata,
+    _id("replica_id"),
+    _int("epoch"),
+    _int("started_at_ms"),
+    _int("expires_at_ms"),
+)
+
+#: One row, counted up by every change of a key, team or budget; replicas poll it.
+revision = Table(
+    "revision",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    _int("number"),
+    CheckConstraint("one = 1", name="single_row"),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    _id("outbox_id"),
+    _text("kind"),  # budget_alert | bound_breach
+    _text("dedupe"),
+    _text("body"),  # JSON
+    _int("created_at_ms"),
+    _int("delivered_at_ms", null=True),
+    Index("ix_outbox_dedupe", "dedupe", unique=True),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    _id("audit_id"),
+    _int("at_ms"),
+    _text("actor"),
+    _text("action"),
+    _text("subject"),
+    _text("body"),  # JSON; never a secret
+    Index("ix_audit_at_ms", "at_ms"),
+)
+
+meta = Table("meta", metadata, _id("name"), _text("value"))
