@@ -221,8 +221,11 @@ def _compile(text: RuleText) -> cel.Program:
     _refuse_misspelt(text, program)
     try:
         outcome = program.execute(cel.Context(variables=_variables(RuleContext(), _FIELDS)))
-    except KeyError:
-        outcome = False  # a label that this sample lacks
+    except KeyError as error:
+        # this sample has all fields but no labels
+        if ".labels" not in text.when:
+            raise RuleError(text.name, f"there is no field {error}") from error
+        outcome = False
     except (TypeError, RuntimeError, ValueError) as error:
         raise RuleError(text.name, f"can never match: {error}") from error
     if type(outcome) is not bool:
