@@ -14,6 +14,7 @@ from gateway.core.budget import OnExceed
 from gateway.core.catalog import Catalog, Deployment, Tier
 from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
+from gateway.core.rules import Caps, RuleError, RuleSet, RuleText
 from gateway.core.windows import parse_window
 from gateway.settings.demo import DemoMode, add_demo
 from gateway.settings.model import (
@@ -23,7 +24,6 @@ from gateway.settings.model import (
     Mode,
     Problem,
     Routing,
-    RuleSpec,
     Secret,
     Settings,
     TeamSpec,
@@ -58,18 +58,17 @@ def shipped(name: str) -> Path:
     return beside if beside.exists() else package / "_shipped" / name
 
 
-def load(path: Path | None, env: Mapping[str, str]) -> Settings:
+def load(path: Path | None, env: Mapping[str, str], *, lists: Path | None = None) -> Settings:
     """The configuration at `path`, else at $TOLLHOUSE_CONFIG, else the shipped config/gateway.yaml.
 
-    Raises ConfigError with every problem found.
+    `lists` is the folder with providers.yaml and prices.yaml, by default the shipped one. Raises ConfigError with every problem found.
     """
     named = env.get("TOLLHOUSE_CONFIG")
     path = path or (Path(named) if named else shipped("config/gateway.yaml"))
     problems: list[Problem] = []
     root = _open(path, env, problems)
     if not problems or root.names:
-        lists = _shipped_lists(problems)
-        settings = _settings(root, lists, env, problems)
+        settings = _settings(root, _lists(lists or shipped("config"), problems), env, problems)
         if not problems:
             return settings
     # A key that is read twice is complained about twice.
@@ -102,12 +101,11 @@ class _Lists:
     book: PriceBook
 
 
-def _shipped_lists(problems: list[Problem]) -> _Lists:
-    """config/providers.yaml and config/prices.yaml: part of the release, so the environment does not reach in."""
-    root = _open(shipped("config/providers.yaml"), {}, problems)
-    known = read_known(root)
+def _lists(folder: Path, problems: list[Problem]) -> _Lists:
+    """providers.yaml and prices.yaml: part of the release, so the environment does not reach in."""
+    known = read_known(_open(folder / "providers.yaml", {}, problems))
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    path = shipped("config/prices.yaml")
+    path = folder / "prices.yaml"
     doc: Any = yaml.load(path.read_bytes(), Loader=loader)
     try:
         book = load_price_book(doc)
@@ -235,28 +233,33 @@ def _pepper(root: Section, env: Mapping[str, str]) -> Secret | None:
 
 def _routing(root: Section, catalog: Catalog) -> Routing:
     mode = root.choice("mode", Mode, Mode.ACTIVE)
-    rules: list[RuleSpec] = []
+    rules: list[RuleText] = []
     for item in root.sections("rules"):
-        rule = RuleSpec(
-            name=item.required("name"),
-            when=item.text("when", "true"),
-            tier=item.optional_choice("tier", Tier),
-            max_output_tokens=item.optional_integer("max_output_tokens", 1, _MOST),
-            reasoning_effort=item.text("reasoning_effort") or None,
-            service_tier=item.text("service_tier") or None,
-            line=item.line,
+        tier = item.optional_choice("tier", Tier)
+        if "tier" not in item:
+            item.wrong("tier", "is required", f"one of {', '.join(Tier)}")
+        elif tier and tier not in catalog.by_tier:
+            item.wrong("tier", f"no deployment is in tier {tier}", f"give one of them `tier: {tier}`")
+        caps = Caps(
+            item.optional_integer("max_output_tokens", 1, _MOST),
+            item.text("reasoning_effort") or None,
+            item.text("service_tier") or None,
+        )
+        rule = RuleText(
+            item.required("name"), item.text("when", "true"), tier or Tier.STANDARD, caps, item.text("why")
         )
         item.done()
-        if rule.name in (r.name for r in rules):
-            item.wrong("name", f"there already is a rule {rule.name!r}")
-        if rule.tier and rule.tier not in catalog.by_tier:
-            item.wrong(
-                "tier", f"no deployment is in tier {rule.tier}", "give one of them `tier: " + rule.tier + "`"
-            )
-        if not (rule.tier or rule.max_output_tokens or rule.reasoning_effort or rule.service_tier):
-            item.wrong("", "decides nothing", "give it a tier or a cap")
-        rules.append(rule)
-    return Routing(mode, catalog.default_tier, tuple(rules))
+        # Alone, for its own faults, and after the sound ones before it, for what only the order makes wrong.
+        for together in ([rule], [*rules, rule]):
+            try:
+                RuleSet.compile(together)
+            except RuleError as error:
+                where = f" (column {error.column})" if error.column else ""
+                item.wrong("when" if "when" in item else "", f"{error.message}{where}")
+                break
+        else:
+            rules.append(rule)
+    return Routing(mode, RuleSet.compile(rules, catalog.default_tier))
 
 
 def _teams(root: Section, catalog: Catalog) -> tuple[tuple[TeamSpec, ...], tuple[BudgetSpec, ...]]:

@@ -9,9 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from gateway.core.budget import OnExceed
-from gateway.core.catalog import Catalog, Provider, Tier, Wire
+from gateway.core.catalog import Catalog, Provider, Wire
 from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceBook
+from gateway.core.rules import RuleSet, RuleText
 
 
 class Secret:
@@ -98,23 +99,16 @@ class LogLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RuleSpec:
-    """One routing rule as written; the router compiles `when` (CEL). First match wins."""
-
-    name: str
-    when: str
-    tier: Tier | None
-    max_output_tokens: int | None = None
-    reasoning_effort: str | None = None
-    service_tier: str | None = None
-    line: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Routing:
+    """The rules, compiled, with the tier for requests that none of them matches."""
+
     mode: Mode = Mode.ACTIVE
-    default_tier: Tier = Tier.STANDARD
-    rules: tuple[RuleSpec, ...] = ()
+    rules: RuleSet = field(default_factory=RuleSet)
+
+    @property
+    def texts(self) -> tuple[RuleText, ...]:
+        """The rules as they were written."""
+        return tuple(rule.text for rule in self.rules.rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,9 +277,6 @@ def _own_rates(section: Section, price: str) -> PriceRow:
     def rate(key: str) -> int | None:
         return section.pico_usd_per_token(f"{key}_usd_per_mtok", MAX_RATE_PICO_USD)
 
-    for key in ("input_usd_per_mtok", "output_usd_per_mtok"):
-        if key not in section:
-            section.wrong(key, "is required", 'dollars per million tokens, for example "0.1"')
     rates = Rates(
         input=rate("input") or 0,
         output=rate("output") or 0,
@@ -288,6 +285,9 @@ def _own_rates(section: Section, price: str) -> PriceRow:
         cache_write_1h=rate("cache_write_1h"),
         cache_write_12h=rate("cache_write_12h"),
     )
+    for key in ("input_usd_per_mtok", "output_usd_per_mtok"):
+        if key not in section:
+            section.wrong(key, "is required", 'dollars per million tokens, for example "0.1"')
     per_request_nano_usd = section.nano_usd("per_request_usd") or 0
     section.done()
     return own_price(price, rates, per_request_nano_usd)

@@ -1,0 +1,273 @@
+"""The command line: `tollhouse --help`. Declarations only; what a command does is in `gateway/commands`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from gateway import __version__
+
+_HELP = "An OpenAI-compatible gateway that keeps long-horizon agents inside their budget."
+
+app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+keys = typer.Typer(help="Virtual keys: create, list, revoke.", no_args_is_help=True)
+teams = typer.Typer(help="Teams: create, list.", no_args_is_help=True)
+budgets = typer.Typer(help="Budgets of tenants, teams, keys and tasks.", no_args_is_help=True)
+tasks = typer.Typer(help="Tasks (agent runs): what each one did and cost.", no_args_is_help=True)
+for name, group in (("keys", keys), ("teams", teams), ("budgets", budgets), ("tasks", tasks)):
+    app.add_typer(group, name=name)
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="Configuration file; default: $TOLLHOUSE_CONFIG, then the shipped one."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table; money in nano-dollars.")]
+Since = Annotated[
+    str | None, typer.Option(help="From this UTC day or moment on: 2026-11-30, 2026-11-30T12:00.")
+]
+Until = Annotated[str | None, typer.Option(help="Until before this UTC day or moment.")]
+
+
+def main() -> None:
+    """The `tollhouse` command. Mistakes of the operator end in a message and exit status 2, never a traceback."""
+    from gateway.commands.output import OperatorError, complain
+
+    try:
+        status = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OperatorError as error:
+        complain(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+        sys.exit(2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"tollhouse {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Listen on this address, for requests and admin.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for requests.")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for admin and metrics.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; more than one needs Postgres.")
+    ] = None,
+    first_run: Annotated[
+        bool,
+        typer.Option("--first-run", help="Prepare the database, make a first key and show how to use it."),
+    ] = False,
+) -> int:
+    """Start the gateway; SIGTERM lets running requests end, then stops."""
+    from gateway.commands import run
+
+    return run.serve(
+        config, host=host, port=port, admin_port=admin_port, workers=workers, first_run=first_run
+    )
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(min=1, max=500, help="Steps of the simulated agent.")] = 20,
+    as_json: Json = False,
+) -> int:
+    """Run a simulated agent through the gateway, on a built-in provider, and show what it cost."""
+    from gateway.commands import run
+
+    return run.demo(steps=steps, json_out=as_json)
+
+
+@app.command()
+def migrate(
+    config: Config = None,
+    down: Annotated[bool, typer.Option("--down", help="Undo the last migration instead.")] = False,
+) -> int:
+    """Bring the database to the schema of this version."""
+    from gateway.commands import database
+
+    return database.migrate(config, down=down)
+
+
+@app.command()
+def check(config: Config = None, as_json: Json = False) -> int:
+    """Read the configuration: every problem with its line, or what it amounts to."""
+    from gateway.commands import check
+
+    return check.check(config, as_json)
+
+
+@app.command()
+def doctor(config: Config = None, as_json: Json = False) -> int:
+    """Try what the gateway depends on: what works, what does not, and what to do about it."""
+    from gateway.commands import doctor
+
+    return doctor.doctor(config, as_json)
+
+
+@app.command()
+def prices(
+    config: Config = None,
+    model: Annotated[str | None, typer.Option(help="Only models whose name contains this.")] = None,
+    as_json: Json = False,
+) -> int:
+    """The price list in force: dollars per million tokens."""
+    from gateway.commands import prices
+
+    return prices.prices(config, model, as_json)
+
+
+@keys.command("create")
+def keys_create(
+    name: Annotated[str, typer.Argument(help="What the key is for, for example a person or an agent.")],
+    config: Config = None,
+    team: Annotated[str, typer.Option(help="The team that pays.")] = "default",
+    model: Annotated[list[str] | None, typer.Option(help="May use only this model; repeat for more.")] = None,
+    budget: Annotated[str | None, typer.Option(help='Budget in dollars: "12.50".')] = None,
+    window: Annotated[str, typer.Option(help="Its window: lifetime, day, week, month, 30d ...")] = "month",
+    requests_per_min: Annotated[int | None, typer.Option(min=1)] = None,
+    tokens_per_min: Annotated[int | None, typer.Option(min=1)] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1)] = None,
+    expires_days: Annotated[int | None, typer.Option(min=1, help="The key ends after so many days.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Make a virtual key. It is shown once; only its HMAC is stored."""
+    from gateway.commands import keys
+
+    wanted = keys.Wanted(
+        name,
+        team,
+        tuple(model or ()),
+        budget,
+        window,
+        requests_per_min,
+        tokens_per_min,
+        concurrent,
+        expires_days,
+    )
+    return keys.create(config, wanted, as_json)
+
+
+@keys.command("list")
+def keys_list(config: Config = None, as_json: Json = False) -> int:
+    """All virtual keys, without their secrets."""
+    from gateway.commands import keys
+
+    return keys.show(config, as_json)
+
+
+@keys.command("revoke")
+def keys_revoke(
+    key_id: Annotated[str, typer.Argument(help="The 8 characters after gw-.")], config: Config = None
+) -> int:
+    """End a key; running gateways refuse it within a second."""
+    from gateway.commands import keys
+
+    return keys.revoke(config, key_id)
+
+
+@teams.command("create")
+def teams_create(
+    name: str,
+    config: Config = None,
+    model: Annotated[list[str] | None, typer.Option(help="May use only this model; repeat for more.")] = None,
+    task_budget: Annotated[str | None, typer.Option(help="Budget in dollars of each of its tasks.")] = None,
+    requests_per_min: Annotated[int | None, typer.Option(min=1)] = None,
+    tokens_per_min: Annotated[int | None, typer.Option(min=1)] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1)] = None,
+    as_json: Json = False,
+) -> int:
+    """Make a team."""
+    from gateway.commands import teams
+
+    wanted = teams.Wanted(name, tuple(model or ()), task_budget, requests_per_min, tokens_per_min, concurrent)
+    return teams.create(config, wanted, as_json)
+
+
+@teams.command("list")
+def teams_list(config: Config = None, as_json: Json = False) -> int:
+    """All teams."""
+    from gateway.commands import teams
+
+    return teams.show(config, as_json)
+
+
+@budgets.command("set")
+def budgets_set(
+    scope: Annotated[str, typer.Argument(help="tenant:<id>, team:<id>, key:<id> or task:<id>.")],
+    limit: Annotated[str, typer.Argument(help='Dollars: "12.50".')],
+    config: Config = None,
+    window: Annotated[str, typer.Option(help="lifetime, hour, day, week, month, 30d ...")] = "month",
+    on_exceed: Annotated[str, typer.Option(help="error, or warn to let requests through.")] = "error",
+    as_json: Json = False,
+) -> int:
+    """Set or change a budget; a running gateway follows within a second."""
+    from gateway.commands import budgets
+
+    return budgets.put(config, scope, limit, window, on_exceed, as_json)
+
+
+@budgets.command("list")
+def budgets_list(config: Config = None, as_json: Json = False) -> int:
+    """All budgets: limit, spent, held, left."""
+    from gateway.commands import budgets
+
+    return budgets.show(config, as_json)
+
+
+@tasks.command("list")
+def tasks_list(
+    config: Config = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, latest first.")] = 20,
+    as_json: Json = False,
+) -> int:
+    """The latest tasks: steps, tokens, cache share, cost."""
+    from gateway.commands import tasks
+
+    return tasks.show_all(config, limit, as_json)
+
+
+@tasks.command("show")
+def tasks_show(task_id: str, config: Config = None, as_json: Json = False) -> int:
+    """One task, attempt by attempt."""
+    from gateway.commands import tasks
+
+    return tasks.show_one(config, task_id, as_json)
+
+
+@app.command()
+def usage(
+    config: Config = None,
+    by: Annotated[
+        str, typer.Option(help="team, key, task, model, day, tier, deployment, client; commas for several.")
+    ] = "model",
+    since: Since = None,
+    until: Until = None,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; money in nano-dollars.")] = False,
+) -> int:
+    """What was used and what it cost."""
+    from gateway.commands import usage
+
+    return usage.usage(config, by, since, until, as_json=as_json, as_csv=as_csv)
+
+
+if __name__ == "__main__":
+    main()

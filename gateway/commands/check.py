@@ -1,0 +1,138 @@
+"""check: is the configuration usable, and what does it amount to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gateway import settings as config
+from gateway.commands.output import complain, dollars, print_json, print_table, say
+from gateway.core.catalog import Deployment
+from gateway.core.prices import PriceRow
+from gateway.settings import ConfigError, Problem, Settings
+
+
+def check(path: Path | None, as_json: bool) -> int:
+    """0 if the configuration can be used, 2 if not."""
+    try:
+        settings = config.load(path, config.environment())
+    except ConfigError as error:
+        if as_json:
+            print_json({"ok": False, "problems": [asdict(p) for p in error.problems]})
+        else:
+            print_problems(error.problems)
+        return 2
+    if as_json:
+        print_json({"ok": True, "problems": [], **summary(settings)})
+    else:
+        _print_summary(settings)
+    return 0
+
+
+def print_problems(problems: list[Problem]) -> None:
+    """One line each, `file:line: key: message (hint)`, as editors and people find it."""
+    for problem in problems:
+        complain(str(problem))
+    count = len(problems)
+    complain(f"{count} problem{'' if count == 1 else 's'}; nothing was started")
+
+
+def summary(settings: Settings) -> dict[str, Any]:
+    """What is configured, without secrets, for `--json`."""
+    return {
+        "file": settings.file,
+        "listen": str(settings.listen),
+        "admin_listen": str(settings.admin_listen),
+        "state_dir": str(settings.state_dir),
+        "database": settings.database_shown,
+        "redis": settings.redis_shown,
+        "workers": settings.workers,
+        "mode": settings.routing.mode,
+        "providers": [
+            {"name": p.name, "wire": p.wire, "base_url": p.base_url, "key": bool(p.credential)}
+            for p in settings.providers.values()
+        ],
+        "without_key": list(settings.keyless),
+        "deployments": [
+            {
+                "name": d.name,
+                "model": d.model,
+                "upstream_model": d.upstream_model,
+                "provider": d.provider.name,
+                "tier": d.tier,
+                "price": d.price or None,
+                "aliases": list(d.aliases),
+                "context_tokens": d.context_tokens,
+                "max_output_tokens": d.max_output_tokens,
+            }
+            for d in settings.catalog.deployments
+        ],
+        "rules": [
+            {"name": r.name, "when": r.when, "tier": r.tier, "caps": asdict(r.caps)}
+            for r in settings.routing.texts
+        ],
+        "teams": [t.id for t in settings.teams],
+        "budgets": [asdict(b) for b in settings.budgets],
+        "task_budget_nano_usd": settings.task_budget_nano_usd,
+    }
+
+
+def latest_price(settings: Settings, deployment: Deployment) -> PriceRow | None:
+    rows = settings.prices.by_price.get(deployment.price, ())
+    return rows[-1] if rows else None
+
+
+def per_mtok(pico_usd_per_token: int | None) -> str:
+    """Pico-dollars per token as dollars per million tokens: 3,000,000 is "$3.00"."""
+    return dollars(None if pico_usd_per_token is None else pico_usd_per_token * 1_000)
+
+
+def _print_summary(settings: Settings) -> None:
+    say(f"{settings.file}: no problems")
+    say(f"  requests  {settings.listen}    admin {settings.admin_listen}    workers {settings.workers}")
+    say(f"  database  {settings.database_shown}    redis {settings.redis_shown or 'none'}")
+    print_table(
+        ["provider", "wire", "base URL", "key"],
+        [
+            [
+                p.name,
+                p.wire,
+                p.base_url or "(started by the gateway)",
+                "yes" if p.credential else "not needed",
+            ]
+            for p in settings.providers.values()
+        ],
+    )
+    rows = []
+    for d in settings.catalog.deployments:
+        row = latest_price(settings, d)
+        rates = row.rates if row else None
+        rows.append(
+            [
+                d.model,
+                d.provider.name,
+                d.tier,
+                per_mtok(rates.input) if rates else "unknown",
+                per_mtok(rates.cache_read) if rates else "-",
+                per_mtok(rates.output) if rates else "unknown",
+                f"{d.context_tokens:,}" if d.context_tokens else "-",
+            ]
+        )
+    print_table(["model", "provider", "tier", "input $/M>", "cached>", "output $/M>", "context>"], rows)
+    if settings.routing.texts:
+        print_table(
+            ["rule", "when", "tier", "caps"],
+            [
+                [r.name, r.when, r.tier, ", ".join(f"{k} {v}" for k, v in asdict(r.caps).items() if v) or "-"]
+                for r in settings.routing.texts
+            ],
+            title=f"rules ({settings.routing.mode})",
+        )
+    if settings.budgets or settings.task_budget_nano_usd is not None:
+        budgets = [[b.scope, dollars(b.limit_nano_usd), b.window, b.on_exceed] for b in settings.budgets]
+        if settings.task_budget_nano_usd is not None:
+            budgets.append(["every task", dollars(settings.task_budget_nano_usd), "lifetime", "error"])
+        print_table(["budget of", "limit>", "window", "when used up"], budgets)
+    if settings.demo:
+        say("no provider has a key here, so the demo provider answers; set one, for example OPENAI_API_KEY")

@@ -1,0 +1,47 @@
+"""serve and demo: read the settings, then hand over to the application."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gateway import settings as config
+from gateway.settings import Listen, Settings
+
+
+def serve(
+    path: Path | None,
+    *,
+    host: str | None,
+    port: int | None,
+    admin_port: int | None,
+    workers: int | None,
+    first_run: bool,
+) -> int:
+    settings = config.load(path, config.environment())
+    settings = replace(
+        settings,
+        listen=_moved(settings.listen, host, port),
+        admin_listen=_moved(settings.admin_listen, host, admin_port),
+        workers=workers or settings.workers,
+    )
+    from gateway import app
+
+    return app.main(settings, config_path=path, first_run=first_run)
+
+
+def demo(*, steps: int, json_out: bool) -> int:
+    from gateway import app
+
+    return app.demo(demo_settings(config.environment()), steps=steps, json_out=json_out)
+
+
+def demo_settings(env: Mapping[str, str]) -> Settings:
+    """The embedded default, blind to configuration and keys around it: a demo spends nobody's money."""
+    seen = {name: value for name, value in env.items() if name == "TOLLHOUSE_STATE_DIR"}
+    return config.load(config.shipped("config/gateway.yaml"), seen)
+
+
+def _moved(listen: Listen, host: str | None, port: int | None) -> Listen:
+    return Listen(host or listen.host, listen.port if port is None else port)
