@@ -12,6 +12,7 @@ from gateway.core.catalog import OnDisconnect, Operation, Tier, Wire
 from gateway.core.identity import RateLimit
 from gateway.core.rates import Rates
 from gateway.core.rules import Caps, RuleText
+from gateway.demo.models import MODELS
 from gateway.settings import (
     BudgetSpec,
     ConfigError,
@@ -85,6 +86,27 @@ def test_an_empty_file_is_the_embedded_default_with_the_demo_provider(read: Read
     ]
     assert all(settings.prices.find(d.price, 0) for d in settings.catalog.deployments)
     assert settings.keyless == ("openai", "anthropic", "resale")
+
+
+def test_the_demo_models_are_priced_at_what_the_demo_provider_bills(read: Read) -> None:
+    settings = read("")
+    billed = {
+        m.name: (
+            m.rates.input_uncached,
+            m.rates.output,
+            m.rates.cache_read,
+            m.rates.cache_write_5m,
+            m.rates.cache_write_1h,
+        )
+        for m in MODELS
+    }
+    priced = {}
+    for d in settings.catalog.deployments:
+        row = settings.prices.find(d.price, 0)
+        assert row is not None
+        r = row.rates
+        priced[d.model] = (r.input, r.output, r.cache_read or 0, r.cache_write_5m or 0, r.cache_write_1h or 0)
+    assert priced == billed
 
 
 def test_the_demo_provider_gets_its_address_later(read: Read) -> None:

@@ -11,14 +11,20 @@ from gateway.settings.providers import OWN_PRICE, Found, own_price
 DEMO = "demo"
 _CALLS = frozenset(Operation) - {Operation.EMBEDDINGS}
 _EMBEDDINGS = frozenset({Operation.EMBEDDINGS})
-#: What hosted models of the three tiers cost: $3/$15, $0.80/$4 and $0.10/$0.40 per million tokens.
+#: Model, tier, operations, context and prices: what the demo provider bills, which is written apart from this
+#: (gateway/demo/models.py), so that its bill can be held against the ledger.
 _MODELS = (
-    ("demo-large", Tier.STANDARD, _CALLS, Rates(3_000_000, 15_000_000, 300_000, 3_750_000)),
-    ("demo-fast", Tier.FAST, _CALLS, Rates(800_000, 4_000_000, 80_000, 1_000_000)),
-    ("demo-small", Tier.SMALL, _CALLS, Rates(100_000, 400_000, 10_000, 125_000)),
-    ("demo-embed", Tier.SMALL, _EMBEDDINGS, Rates(20_000, 0)),
+    (
+        "demo-large",
+        Tier.STANDARD,
+        _CALLS,
+        1_000_000,
+        Rates(3_000_000, 15_000_000, 300_000, 3_750_000, 6_000_000),
+    ),
+    ("demo-fast", Tier.FAST, _CALLS, 1_000_000, Rates(2_500_000, 10_000_000, 250_000, 3_125_000)),
+    ("demo-small", Tier.SMALL, _CALLS, 1_000_000, Rates(1_000_000, 5_000_000, 100_000, 1_250_000, 2_000_000)),
+    ("demo-embed", Tier.SMALL, _EMBEDDINGS, 8_192, Rates(20_000, 0)),
 )
-_CONTEXT_TOKENS = 200_000
 _MAX_OUTPUT_TOKENS = 32_000
 
 
@@ -37,7 +43,7 @@ def add_demo(found: Found) -> None:
     """One provider whose address the application fills in when it has started it, and its four models."""
     provider = Provider(DEMO, Wire.DEMO, "", "", OnDisconnect.CANCEL_FREE)
     found.providers[DEMO] = provider
-    for model, tier, operations, rates in _MODELS:
+    for model, tier, operations, context_tokens, rates in _MODELS:
         name = f"{DEMO}/{model}"
         row = own_price(f"{OWN_PRICE}{name}", rates)
         found.own_prices[row.price] = row
@@ -49,7 +55,7 @@ def add_demo(found: Found) -> None:
             price=row.price,
             tier=tier,
             operations=operations,
-            context_tokens=_CONTEXT_TOKENS,
+            context_tokens=context_tokens,
             max_output_tokens=_MAX_OUTPUT_TOKENS,
             aliases=(name,),
         )
