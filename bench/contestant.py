@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Become a gateway as it would run in production, in front of the mock provider: keys, ledger and metrics on.
+
+Writes a configuration, migrates the database, puts in a key that the load generator knows beforehand, then turns
+into `tollhouse serve` (one process, so that what is measured is the gateway alone).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from gateway.core.secrets import ID_RANDOM_BYTES, SECRET_RANDOM_BYTES, key_text, new_key
+
+#: Known to everybody, and worth nothing outside of a database made here.
+KEY_ID, SECRET = new_key(b"bench"[:ID_RANDOM_BYTES], b"b" * SECRET_RANDOM_BYTES)
+KEY = key_text(KEY_ID, SECRET)
+PEPPER = "benchmark-" * 4
+
+CONFIG = """\
+listen: 127.0.0.1:{port}
+admin_listen: 127.0.0.1:{admin_port}
+state_dir: {state}
+{database}
+pepper: {pepper}
+discover_providers: false
+demo: off
+providers:
+  mock:
+    base_url: http://{mock}/v1
+    deployments:
+      - &model
+        model: mock-model
+        context_tokens: 2000000
+        max_output_tokens: 4096
+        price: {{input_usd_per_mtok: "3", cache_read_usd_per_mtok: "0.30", output_usd_per_mtok: "15"}}
+  mock-anthropic:
+    wire: anthropic
+    base_url: http://{mock}/v1
+    deployments: [*model]
+budgets:
+  - {{scope: "tenant:default", limit_usd: "1000000", window: month}}
+log_level: warning
+"""
+
+
+def write_config(state: Path, port: int, admin_port: int, mock: str, database_url: str) -> Path:
+    """The configuration file, inside of `state`."""
+    state.mkdir(parents=True, exist_ok=True)
+    file = state / "gateway.yaml"
+    database = f"database_url: {database_url}" if database_url else ""
+    file.write_text(
+        CONFIG.format(
+            port=port, admin_port=admin_port, mock=mock, state=state, database=database, pepper=PEPPER
+        )
+    )
+    return file
+
+
+def serve_command(config: Path) -> list[str]:
+    return [sys.executable, "-c", "from gateway.cli import main; main()", "serve", "--config", str(config)]
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("--port", type=int, required=True)
+    ap.add_argument("--mock", required=True, help="host:port of the mock provider")
+    ap.add_argument("--state", type=Path, required=True)
+    ap.add_argument(
+        "--database", default="", help="URL of an empty database; default: SQLite in the state folder"
+    )
+    args = ap.parse_args()
+    config = write_config(args.state.resolve(), args.port, args.port + 1000, args.mock, args.database)
+    command = serve_command(config)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What a process and its group use, by the kernel's count; and what machine this is."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_stats(pgid: int) -> Iterator[list[str]]:
+    """The fields of /proc/<pid>/stat from the state on, for every process of the group."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended while we looked
+            continue
+        if int(fields[2]) == pgid:
+            yield fields
+
+
+def group_rss_mb(pgid: int) -> float:
+    """Resident memory of a process group in MB (1e6 bytes)."""
+    return sum(int(fields[21]) for fields in _group_stats(pgid)) * _PAGE_BYTES / 1e6
+
+
+def description() -> str:
+    """One line for the head of a table."""
+    cpu = next(
+        (
+            x.partition(":")[2].strip()
+            for x in Path("/proc/cpuinfo").read_text().splitlines()
+            if x.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return f"{os.cpu_count()} cores ({cpu}), Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
