@@ -1,0 +1,141 @@
+"""Providers on 127.0.0.1 that speak their own wire formats: Gemini, Bedrock, Azure, Anthropic, OpenAI.
+
+A fake answers what it was told to and remembers what it was asked. Bodies follow the providers' references
+(ai.google.dev, docs.aws.amazon.com/bedrock, platform.claude.com, platform.openai.com; 2026-11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as it arrived; `body` keeps the order of keys."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+
+
+@dataclass(slots=True)
+class Reply:
+    body: Any = None
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    #: sent one by one; None means: stay silent until the client is gone
+    pieces: Sequence[bytes | None] | None = None
+    #: close the connection without the end of the chunked body
+    cut: bool = False
+    #: say nothing at all until the client is gone
+    silent: bool = False
+
+
+class ProviderFake:
+    """`async with ProviderFake() as fake`; replies are given in the order in which they were told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.gone = asyncio.Event()  # set when a client left a silent or open answer
+        self._replies: list[Reply] = []
+
+    def replies(self, body: Any = None, **how: Any) -> None:
+        self._replies.append(Reply(body, **how))
+
+    def streams(self, *pieces: bytes | None, content_type: str = "text/event-stream", **how: Any) -> None:
+        headers = {"content-type": content_type, **how.pop("headers", {})}
+        self._replies.append(Reply(pieces=pieces, headers=headers, **how))
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(
+            Asked(request.rel_url.raw_path, dict(request.headers), json.loads(await request.read()))
+        )
+        reply = self._replies.pop(0)
+        try:
+            if reply.silent:
+                await asyncio.Event().wait()
+            if reply.pieces is None:
+                return self._whole(reply)
+            return await self._piecewise(request, reply)
+        except asyncio.CancelledError:
+            self.gone.set()
+            raise
+
+    def _whole(self, reply: Reply) -> web.Response:
+        if isinstance(reply.body, bytes):
+            return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+        return web.json_response(reply.body, status=reply.status, headers=reply.headers)
+
+    async def _piecewise(self, request: web.Request, reply: Reply) -> web.StreamResponse:
+        response = web.StreamResponse(status=reply.status, headers=reply.headers)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        for piece in reply.pieces or ():
+            if piece is None:
+                await asyncio.Event().wait()
+            else:
+                await response.write(piece)
+        if reply.cut:
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        await response.write_eof()
+        return response
+
+
+def data(*events: Any) -> list[bytes]:
+    """Server-sent events without names: OpenAI, Azure, Gemini."""
+    return [b"data: " + (e if isinstance(e, bytes) else json.dumps(e).encode()) + b"\n\n" for e in events]
+
+
+def named(*events: Mapping[str, Any]) -> list[bytes]:
+    """Server-sent events named by their type: Anthropic."""
+    return [f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in events]
+
+
+def aws_events(*events: tuple[str, Mapping[str, Any]]) -> list[bytes]:
+    """`(event type, payload)` in AWS's binary framing: lengths, prelude CRC, string headers, payload, CRC."""
+    return [_aws_frame({":event-type": kind, ":content-type": "application/json", ":message-type": "event"}, payload)
+            for kind, payload in events]  # fmt: skip
+
+
+def aws_exception(kind: str, payload: Mapping[str, Any]) -> bytes:
+    return _aws_frame(
+        {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}, payload
+    )
+
+
+def _aws_frame(headers: Mapping[str, str], payload: Mapping[str, Any]) -> bytes:
+    packed = b"".join(
+        bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
+        for name, value in headers.items()
+    )
+    body = json.dumps(payload).encode()
+    prelude = struct.pack(">II", 16 + len(packed) + len(body), len(packed))
+    frame = prelude + struct.pack(">I", binascii.crc32(prelude)) + packed + body
+    return frame + struct.pack(">I", binascii.crc32(frame))
