@@ -63,7 +63,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def serve(
     config: Config = None,
-    host: Annotated[str | None, typer.Option(help="Listen on this address, for requests and admin.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address for requests; that for admin is configured.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for requests.")] = None,
     admin_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port for admin and metrics.")

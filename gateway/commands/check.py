@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway import settings as config
+from gateway.commands.opening import told
 from gateway.commands.output import complain, dollars, print_json, print_table, say
+from gateway.commands.prices import per_mtok
 from gateway.core.catalog import Deployment
 from gateway.core.prices import PriceRow
-from gateway.settings import ConfigError, Problem, Settings
+from gateway.settings import ConfigError, Settings
 
 
 def check(path: Path | None, as_json: bool) -> int:
@@ -21,21 +23,13 @@ def check(path: Path | None, as_json: bool) -> int:
         if as_json:
             print_json({"ok": False, "problems": [asdict(p) for p in error.problems]})
         else:
-            print_problems(error.problems)
+            complain(told(error.problems))
         return 2
     if as_json:
         print_json({"ok": True, "problems": [], **summary(settings)})
     else:
         _print_summary(settings)
     return 0
-
-
-def print_problems(problems: list[Problem]) -> None:
-    """One line each, `file:line: key: message (hint)`, as editors and people find it."""
-    for problem in problems:
-        complain(str(problem))
-    count = len(problems)
-    complain(f"{count} problem{'' if count == 1 else 's'}; nothing was started")
 
 
 def summary(settings: Settings) -> dict[str, Any]:
@@ -81,11 +75,6 @@ def summary(settings: Settings) -> dict[str, Any]:
 def latest_price(settings: Settings, deployment: Deployment) -> PriceRow | None:
     rows = settings.prices.by_price.get(deployment.price, ())
     return rows[-1] if rows else None
-
-
-def per_mtok(pico_usd_per_token: int | None) -> str:
-    """Pico-dollars per token as dollars per million tokens: 3,000,000 is "$3.00"."""
-    return dollars(None if pico_usd_per_token is None else pico_usd_per_token * 1_000)
 
 
 def _print_summary(settings: Settings) -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway import settings as config
+from gateway.commands.opening import config_errors_told, load_settings
+from gateway.commands.output import OperatorError
 from gateway.settings import Listen, Settings
 
 
@@ -19,22 +21,26 @@ def serve(
     workers: int | None,
     first_run: bool,
 ) -> int:
-    settings = config.load(path, config.environment())
+    settings = load_settings(path)
     settings = replace(
         settings,
         listen=_moved(settings.listen, host, port),
-        admin_listen=_moved(settings.admin_listen, host, admin_port),
+        admin_listen=_moved(settings.admin_listen, None, admin_port),
         workers=workers or settings.workers,
     )
+    if settings.workers > 1 and settings.database_url.startswith("sqlite"):
+        raise OperatorError("only one process can serve from a SQLite file", "set database_url to a Postgres")
     from gateway import app
 
-    return app.main(settings, config_path=path, first_run=first_run)
+    with config_errors_told():
+        return app.main(settings, config_path=path, first_run=first_run)
 
 
 def demo(*, steps: int, json_out: bool) -> int:
     from gateway import app
 
-    return app.demo(demo_settings(config.environment()), steps=steps, json_out=json_out)
+    with config_errors_told():
+        return app.demo(demo_settings(config.environment()), steps=steps, json_out=json_out)
 
 
 def demo_settings(env: Mapping[str, str]) -> Settings:
