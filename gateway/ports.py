@@ -5,13 +5,14 @@ Each method says what happens when its store is down.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Attempt, Granted, Outcome, Refused, Settled
-from gateway.core.identity import KeyRecord
+from gateway.core.identity import Caller, KeyRecord
 
 
 class Clock(Protocol):
@@ -37,9 +38,15 @@ class Ledger(Protocol):
     """The authority for money: SQLite or Postgres, behind one batcher. All methods are idempotent by attempt id."""
 
     async def reserve(
-        self, attempt: Attempt, scopes: Sequence[str], amount_nano_usd: int, min_amount_nano_usd: int
+        self,
+        attempt: Attempt,
+        scopes: Sequence[str],
+        amount_nano_usd: int | None,
+        min_amount_nano_usd: int | None,
     ) -> Granted | Refused:
         """Commit a hold of at most `amount` and at least `min_amount` in all scopes, or nothing at all.
+
+        None = the attempt cannot be bounded: refused by any hard budget, else held with amount 0.
 
         Store down: raises `LedgerUnavailable`; nothing may be sent upstream.
         """
@@ -96,7 +103,8 @@ class Upstream(Protocol):
     async def open(self, call: UpstreamCall) -> UpstreamAnswer:
         """Send and wait for the answer's headers. Raises only `UpstreamError`s, with `billed` set.
 
-        HTTP errors are returned as answers, not raised.
+        An adapter of one wire returns HTTP errors as answers; `upstream.http.Upstreams`, which the pipeline is
+        given, raises them classified.
         """
         ...
 
@@ -119,5 +127,49 @@ class PrefixIndex(Protocol):
     def put(self, key_id: str, chain: Sequence[bytes], task_id: str) -> None: ...
 
 
-#: Start a background task that outlives its request; the name shows up in logs. `app.py` owns and drains them.
-Spawn = Callable[[Awaitable[None], str], None]
+T = TypeVar("T")
+
+
+class Spawn(Protocol):
+    """Start a task that may outlive its request; the name shows up in logs. `app.py` owns and drains them all."""
+
+    def __call__(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One model call as it came in, its caller proven. `headers` is case-insensitive."""
+
+    request_id: str
+    operation: Operation
+    caller: Caller
+    headers: Mapping[str, str]
+    body: bytes
+    query: str
+    path_task: str | None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What goes back: a whole body, or a stream of whole events that the edge must close.
+
+    Closing the stream before its end says that the client is gone.
+    """
+
+    status: int
+    headers: list[tuple[str, str]]
+    content_type: str
+    task_id: str
+    client: str
+    deployment: str
+    body: bytes = b""
+    stream: AsyncGenerator[bytes, None] | None = None
+    first_token_s: float | None = None
+
+
+class Observer(Protocol):
+    """Counts what happens; never fails, never blocks."""
+
+    def attempt(self, attempt: Attempt, outcome: Outcome) -> None: ...
+
+    def refusal(self, kind: str) -> None: ...

@@ -6,7 +6,13 @@ bounded label for metrics and the ledger. Nothing here may hold a secret or an u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
+
+
+def provider_request_id(headers: Mapping[str, str]) -> str:
+    """The provider's own id of a request, from its answer's headers (case-insensitive or lower-case); "" if none."""
+    return headers.get("x-request-id") or headers.get("request-id") or headers.get("x-amzn-requestid") or ""
 
 
 class GatewayError(Exception):

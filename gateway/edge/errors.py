@@ -1,0 +1,85 @@
+"""HTTP bodies of errors, in the dialect of the caller. The only module that knows them.
+
+Contract: clients.md section 6. A message is one line; it names what to do. Types follow the vendors' lists
+(OpenAI `error.type`, Anthropic error types), November 2026.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.core.errors import BudgetExceeded, GatewayError, UpstreamOverloaded, UpstreamRefused
+from gateway.core.money import usd_text
+
+#: Longest Retry-After that is ever sent: above it SDKs and agents wait for minutes or give up.
+RETRY_AFTER_MAX_S = 60
+#: 429 and 503 always carry one: without it Codex stops at a 429 and others use wild back-offs.
+RETRY_AFTER_DEFAULT_S = 5
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    426: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_OPENAI_TYPES = {429: "rate_limit_error", 403: "permission_error"}
+
+Headers = list[tuple[str, str]]
+
+
+def status_of(error: GatewayError, dialect: str) -> int:
+    """The HTTP status; `dialect` is "openai", "responses" or "anthropic"."""
+    if isinstance(error, UpstreamRefused) and error.upstream_status:
+        return error.upstream_status
+    if isinstance(error, BudgetExceeded) and dialect == "responses":
+        return 400  # Codex repeats a 402 five times and stops at a 400 (money.md, decision 7)
+    if isinstance(error, UpstreamOverloaded) and error.upstream_status in (503, 529):
+        return 529 if dialect == "anthropic" else 503
+    return error.status
+
+
+def render(error: GatewayError, dialect: str, request_id: str) -> tuple[int, Headers, bytes]:
+    """(status, headers, JSON body) of an error for a caller of that dialect."""
+    status = status_of(error, dialect)
+    headers: Headers = []
+    if status in (429, 503, 529):
+        after = error.retry_after_s or RETRY_AFTER_DEFAULT_S
+        headers.append(("retry-after", str(min(after, RETRY_AFTER_MAX_S))))
+    if error.should_retry is not None and status not in (429, 503, 529):
+        headers.append(("x-should-retry", "true" if error.should_retry else "false"))
+    if isinstance(error, BudgetExceeded):
+        headers.append(("x-budget-scope", error.scope))
+        left = max(0, error.limit_nano_usd - error.spent_nano_usd - error.held_nano_usd)
+        headers.append(("x-budget-remaining-usd", usd_text(left)))
+        if error.resets_at:
+            headers.append(("x-budget-resets-at", error.resets_at))
+    message = " ".join(error.message.split())
+    code = error.error_code or error.code if isinstance(error, UpstreamRefused) else error.code
+    kind = error.error_type if isinstance(error, UpstreamRefused) else None
+    if dialect == "anthropic":
+        body = {
+            "type": "error",
+            "error": {
+                "type": kind or _ANTHROPIC_TYPES.get(status, "api_error"),
+                "message": message,
+                "code": code,
+            },
+            "request_id": request_id,
+        }
+        if error.param:
+            body["error"]["param"] = error.param  # type: ignore[index]
+    else:
+        default = "invalid_request_error" if status < 500 else "server_error"
+        kind = kind or _OPENAI_TYPES.get(status, default)
+        body = {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
+    return status, headers, msgspec.json.encode(body)

@@ -1,0 +1,348 @@
+"""The public listener: bytes in, bytes out. Order of one request: address, key, body, pipeline, answer.
+
+Built on aiohttp's low-level server with a URL table of its own: no middlewares, one straight function. A client
+that leaves cancels its handler (`handler_cancellation`), which closes the pipeline's stream; what the provider
+then bills is settled by the pipeline in a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+
+from gateway import __version__
+from gateway.core.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    GatewayError,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    UnsupportedMedia,
+    UpgradeRequired,
+)
+from gateway.core.identity import Caller
+from gateway.edge import errors
+from gateway.edge.live import LiveStreams
+from gateway.edge.urls import Target, resolve
+from gateway.ports import Answer, Incoming
+from gateway.telemetry.steps import Steps
+
+BODY_TIMEOUT_S = 60.0
+
+
+class Gateway(Protocol):
+    """The pipeline, as far as the edge needs it (`pipeline/serve.py`)."""
+
+    async def authenticate(self, headers: CIMultiDict[str]) -> Caller: ...
+
+    def models(self, caller: Caller) -> tuple[str, ...]: ...
+
+    async def serve(self, incoming: Incoming, steps: Steps) -> Answer: ...
+
+
+@dataclass(slots=True)
+class Done:
+    """One finished request, for the access log and the metrics. Holds no secret and no content."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int = 0
+    operation: str = ""
+    client: str = ""
+    key_id: str = ""
+    task_id: str = ""
+    deployment: str = ""
+    error: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    duration_s: float = 0.0
+    overhead_s: float = 0.0
+    first_token_s: float | None = None
+    client_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    body_bytes_max: int = 32 << 20
+    body_timeout_s: float = BODY_TIMEOUT_S
+    keep_alive_s: float = 15.0
+    slow_client_s: float = 120.0
+
+
+class Edge:
+    """`readiness` lists reasons why traffic should go elsewhere; empty = ready."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        *,
+        options: EdgeOptions,
+        monotonic: Callable[[], float],
+        new_request_id: Callable[[], str],
+        readiness: Callable[[], list[str]],
+        on_done: Callable[[Done], None],
+        on_fault: Callable[[str, BaseException], None],
+    ) -> None:
+        self._gateway = gateway
+        self._options = options
+        self._monotonic = monotonic
+        self._new_request_id = new_request_id
+        self._readiness = readiness
+        self._on_done = on_done
+        self._on_fault = on_fault
+        self._live = LiveStreams(monotonic, options.keep_alive_s, options.slow_client_s)
+        self._runner: web.ServerRunner | None = None
+        self.port = 0
+        self.in_flight = 0
+
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
+        """Listen. Port 0 picks a free one; `self.port` then tells which."""
+        server = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=75.0,
+            max_line_size=16_384,
+            max_field_size=32_768,
+            auto_decompress=False,
+            lingering_time=2.0,
+        )
+        self._runner = web.ServerRunner(server)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, backlog=4096, reuse_port=reuse_port or None)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        self._live.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop listening, wait for running requests, then cut what is left."""
+        if self._runner is None:
+            return
+        for site in list(self._runner.sites):
+            await site.stop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.in_flight:
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            pass
+        self._live.stop()
+        await self._runner.cleanup()
+        self._runner = None
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        steps = Steps(self._monotonic)
+        done = Done(self._new_request_id(), request.method, request.path)
+        target = resolve(request.rel_url.raw_path, "anthropic-version" in request.headers)
+        self.in_flight += 1
+        try:
+            return await self._answer(request, target, steps, done)
+        except GatewayError as error:
+            done.error = error.kind
+            return await self._refuse(request, error, target, done)
+        except (asyncio.CancelledError, ConnectionError):
+            done.client_gone = True
+            raise
+        except Exception as fault:
+            done.error = "internal"
+            self._on_fault(done.request_id, fault)
+            unknown = GatewayError(
+                "the gateway failed on this request; its id tells the operator where to look"
+            )
+            return await self._refuse(request, unknown, target, done)
+        finally:
+            self.in_flight -= 1
+            done.duration_s = steps.elapsed_s()
+            done.overhead_s = steps.gateway_s()
+            self._on_done(done)
+
+    async def _answer(
+        self, request: web.BaseRequest, target: Target, steps: Steps, done: Done
+    ) -> web.StreamResponse:
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            raise UpgradeRequired()
+        if target.kind == "none":
+            raise NotFound(
+                f"there is nothing at {request.path}; model calls go to /v1/chat/completions, /v1/responses, "
+                "/v1/messages, /v1/messages/count_tokens, /v1/embeddings or /v1/models"
+            )
+        if request.method not in target.methods:
+            raise MethodNotAllowed(
+                f"{request.path} takes {' and '.join(target.methods)}, not {request.method}"
+            )
+        if target.kind == "probe":
+            return await self._probe(request, target, done)
+        caller = await self._gateway.authenticate(request.headers)  # type: ignore[arg-type]
+        done.key_id = caller.key_id
+        if target.operation is None:
+            return await self._models(request, target, caller, done)
+        done.operation = target.operation.value
+        steps.pause()  # the client's upload is not our time
+        body = await self._body(request)
+        steps.resume()
+        done.bytes_in = len(body)
+        incoming = Incoming(
+            done.request_id,
+            target.operation,
+            caller,
+            request.headers,
+            body,
+            request.rel_url.raw_query_string,
+            target.task,
+        )
+        answer = await self._gateway.serve(incoming, steps)
+        done.status, done.task_id, done.client = answer.status, answer.task_id, answer.client
+        done.deployment, done.first_token_s = answer.deployment, answer.first_token_s
+        headers = CIMultiDict(answer.headers)
+        headers["Content-Type"] = answer.content_type
+        _stamp(headers, done.request_id)
+        headers["x-gateway-overhead-ms"] = str(steps.gateway_ms())
+        if answer.stream is None:
+            done.bytes_out = len(answer.body)
+            return await _send(request, answer.status, headers, answer.body)
+        return await self._stream(request, target, answer, headers, steps, done)
+
+    async def _stream(
+        self,
+        request: web.BaseRequest,
+        target: Target,
+        answer: Answer,
+        headers: CIMultiDict[str],
+        steps: Steps,
+        done: Done,
+    ) -> web.StreamResponse:
+        stream = answer.stream
+        if stream is None:
+            raise RuntimeError("_stream needs a stream")
+        headers["Cache-Control"] = "no-cache"
+        headers["X-Accel-Buffering"] = "no"
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        response.enable_chunked_encoding()
+        live = None
+        try:
+            await response.prepare(request)
+            live = self._live.add(request, response, target.dialect)
+            steps.pause()  # from here on the time is the provider's and the client's
+            async for data in stream:
+                done.bytes_out += len(data)
+                live.writing()
+                await response.write(data)
+                live.wrote()
+        finally:
+            await stream.aclose()
+            if live is not None:
+                self._live.remove(live)
+        await response.write_eof()
+        return response
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        """The whole body, refused as early as its size is known. Compressed bodies are refused unread."""
+        most = self._options.body_bytes_max
+        if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise UnsupportedMedia()
+        too_large = f"the request body is larger than {most} bytes"
+        if request.content_length is not None and request.content_length > most:
+            raise BodyTooLarge(too_large)
+        if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        content = request.content
+        if content.is_eof():
+            return content.read_nowait()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._options.body_timeout_s):
+                async for part in content.iter_any():
+                    size += len(part)
+                    if size > most:
+                        raise BodyTooLarge(too_large)
+                    parts.append(part)
+        except TimeoutError as e:
+            raise BodyTimeout() from e
+        except web.RequestPayloadError as e:
+            raise InvalidRequest("the request body is not what its framing says") from e
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _refuse(
+        self, request: web.BaseRequest, error: GatewayError, target: Target, done: Done
+    ) -> web.StreamResponse:
+        status, pairs, body = errors.render(error, target.dialect, done.request_id)
+        headers = CIMultiDict(pairs)
+        headers["Content-Type"] = "application/json"
+        _stamp(headers, done.request_id)
+        if isinstance(error, MethodNotAllowed):
+            headers["Allow"] = ", ".join(target.methods)
+        if isinstance(error, UpgradeRequired):
+            headers["Upgrade"] = "HTTP/1.1"
+        if not request.content.is_eof():
+            headers["Connection"] = "close"  # the rest of the body is not read
+        done.status, done.bytes_out = status, len(body)
+        return await _send(request, status, headers, body)
+
+    async def _probe(self, request: web.BaseRequest, target: Target, done: Done) -> web.StreamResponse:
+        reasons = self._readiness() if target.name == "/readyz" else []
+        done.status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        doc = {"service": "tollhouse", "version": __version__, "status": "not ready" if reasons else "ok"}
+        body = msgspec.json.encode({**doc, "reasons": reasons} if reasons else doc)
+        headers = CIMultiDict({"Content-Type": "application/json"})
+        _stamp(headers, done.request_id)
+        return await _send(request, done.status, headers, body)
+
+    async def _models(
+        self, request: web.BaseRequest, target: Target, caller: Caller, done: Done
+    ) -> web.StreamResponse:
+        """One shape that both vendors' SDKs read: OpenAI's members beside Anthropic's."""
+        names = self._gateway.models(caller)
+        rows = [
+            {
+                "id": name,
+                "object": "model",
+                "type": "model",
+                "created": 0,
+                "created_at": "1970-01-01T00:00:00Z",
+                "display_name": name,
+                "owned_by": "tollhouse",
+            }
+            for name in names
+        ]
+        doc: object
+        if target.kind == "models":
+            ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+            doc = {"object": "list", "data": rows, "has_more": False, **ends}
+        else:
+            found = [row for row in rows if row["id"] == target.name]
+            if not found:
+                raise ModelNotFound(
+                    f"the model '{target.name}' does not exist or this key may not use it", param="model"
+                )
+            doc = found[0]
+        body = msgspec.json.encode(doc)
+        done.status, done.bytes_out = 200, len(body)
+        headers = CIMultiDict({"Content-Type": "application/json"})
+        _stamp(headers, done.request_id)
+        return await _send(request, 200, headers, body)
+
+
+def _stamp(headers: CIMultiDict[str], request_id: str) -> None:
+    headers["x-request-id"] = request_id
+    headers["request-id"] = request_id  # the name that Anthropic's SDKs read
+
+
+async def _send(
+    request: web.BaseRequest, status: int, headers: CIMultiDict[str], body: bytes
+) -> web.StreamResponse:
+    """Write the whole answer now, so that a client who left is noticed inside the handler."""
+    response = web.Response(status=status, headers=headers, body=body)
+    await response.prepare(request)
+    await response.write_eof()
+    return response

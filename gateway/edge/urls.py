@@ -1,0 +1,63 @@
+"""The URL table: which address means what. Pure; one look-up per request.
+
+`/v1/...`, the same without `/v1`, and both under `/t/<task>/` (the base URL is the only knob that some agents
+have, so it may name the task).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from gateway.core.catalog import Operation
+
+_POST = {op.path: op for op in Operation}
+#: Addresses that answer 200 to anyone: probes of clients and of load balancers.
+_PROBES = frozenset({"/", "/api/hello", "/livez", "/readyz"})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an address stands for: a model call, the model list, one model, a probe, or nothing.
+
+    `dialect` is how errors are written: "openai", "responses" or "anthropic".
+    """
+
+    kind: str  # "call" | "models" | "model" | "probe" | "none"
+    dialect: str
+    methods: tuple[str, ...] = ()
+    operation: Operation | None = None
+    name: str = ""  # the model's name, or the probe's path
+    task: str | None = None
+
+
+def resolve(path: str, anthropic_hint: bool) -> Target:
+    """The target of a URL path (percent-encoded). `anthropic_hint`: the request has an anthropic-version header."""
+    task = None
+    if path.startswith("/t/"):
+        name, slash, rest = path[3:].partition("/")
+        if name:
+            task, path = unquote(name), slash + rest
+    if path.startswith("/v1/"):
+        path = path[3:]
+    elif path == "/v1":
+        path = "/"
+    if len(path) > 1 and path.endswith("/"):
+        path = path[:-1]
+    operation = _POST.get(path)
+    if operation is not None:
+        return Target("call", dialect_of(operation), ("POST",), operation, task=task)
+    dialect = "anthropic" if anthropic_hint or path.startswith("/messages") else "openai"
+    if path == "/models":
+        return Target("models", dialect, ("GET", "HEAD"), task=task)
+    if path.startswith("/models/"):
+        return Target("model", dialect, ("GET", "HEAD"), name=unquote(path[8:]), task=task)
+    if path in _PROBES:
+        return Target("probe", dialect, ("GET", "HEAD"), name=path, task=task)
+    return Target("none", dialect, task=task)
+
+
+def dialect_of(operation: Operation) -> str:
+    if operation.anthropic:
+        return "anthropic"
+    return "responses" if operation is Operation.RESPONSES else "openai"

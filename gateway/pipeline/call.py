@@ -1,0 +1,274 @@
+"""call: send the request, try again or elsewhere only before the first byte; each try is an attempt of its own.
+
+An attempt ends in exactly one `settle.post`: here if it fails or its whole answer is read, in `meter.py` if it
+streams. Whoever abandons an attempt still posts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from gateway.core import bounds, dialects, health, prices
+from gateway.core.catalog import Deployment, OnDisconnect, Operation
+from gateway.core.dialects import AnswerFacts, Reading
+from gateway.core.entry import Attempt, Outcome
+from gateway.core.errors import (
+    GatewayError,
+    UpstreamError,
+    UpstreamLost,
+    UpstreamMalformed,
+    provider_request_id,
+)
+from gateway.core.meter import StreamMeter
+from gateway.core.money import usd_text
+from gateway.core.usage import Quality, Usage
+from gateway.pipeline import admit, settle, shape
+from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
+from gateway.ports import UpstreamAnswer, UpstreamCall
+
+#: Headers of the client that go upstream; everything else stays here (allow-list, resilience: HTTP).
+FORWARDED = ("anthropic-version", "anthropic-beta", "openai-beta", "traceparent", "tracestate")
+
+
+@dataclass(slots=True)
+class Opened:
+    """An attempt that the provider has begun to answer."""
+
+    attempt: Attempt
+    deployment: Deployment
+    hold: admit.Hold
+    answer: UpstreamAnswer
+    sent_s: float
+    first_token_ms: int | None = None
+    # a whole answer, read and posted
+    body: bytes = b""
+    outcome: Outcome | None = None
+    # or a stream, whose first events are here and whose end `meter.pump` posts
+    meter: StreamMeter | None = None
+    first: bytes = b""
+    chunks: AsyncIterator[bytes] | None = None
+
+
+async def open_answer(world: World, x: Exchange) -> Opened:
+    """The first good answer over the candidates. Raises the last attempt's `UpstreamError`, or what `admit` refused."""
+    tries_max = world.policy.attempts_max
+    if x.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0"):
+        tries_max = max(1, tries_max - tries_max // 2)  # the client's SDK retries already
+    candidates = list(x.route.candidates)
+    at = 0
+    while True:
+        deployment = candidates[at]
+        try:
+            return await _attempt(world, x, deployment)
+        except UpstreamError as error:
+            # A lost answer may be billed: under a hard budget it is never paid for twice.
+            unproven = error.billed is not False and x.budget_remaining_nano_usd is not None
+            if not error.retryable or unproven or x.attempts >= tries_max:
+                raise
+            if len(candidates) > 1:
+                at = (at + 1) % len(candidates)
+                if at:  # each candidate is tried once without waiting
+                    continue
+            delay_s = bounds.retry_delay_s(x.attempts, error.retry_after_s, world.random())
+            if delay_s is None:
+                raise
+            x.steps.pause()
+            await asyncio.sleep(delay_s)
+            x.steps.resume()
+
+
+async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
+    attempt = _attempt_of(world, x, deployment)
+    hold = await admit.reserve(world, x, attempt, deployment)
+    x.attempts = attempt.attempt_no
+    x.steps.mark("admit")
+    sent_s = world.clock.monotonic()
+    world.health.update(health.begin_call(world.health, deployment, sent_s))
+    answer: UpstreamAnswer | None = None
+    opened: Opened | None = None
+    x.steps.pause()
+    try:
+        answer = await world.upstream.open(_call_of(world, x, attempt, deployment, hold))
+        opened = Opened(attempt, deployment, hold, answer, sent_s)
+        if x.facts.stream and "json" not in answer.headers.get("content-type", ""):
+            await _first_events(world, x, opened)
+        else:
+            await _whole(world, x, opened)
+        _note_health(world, deployment, None)
+        return opened
+    except UpstreamError as error:
+        status = error.upstream_status or (answer.status if answer is not None else 0)
+        ending = _ending(
+            world, sent_s, status, "error", error.kind, error.upstream_request_id or "", error.message
+        )
+        outcome = settle.failed(hold.row, hold.amount_nano_usd, error, ending)
+        x.charged_nano_usd += outcome.cost_nano_usd
+        settle.post(world, attempt, outcome)
+        _note_health(world, deployment, error)
+        if answer is not None:
+            await answer.close()
+        raise
+    except asyncio.CancelledError:
+        # The client is gone and the provider's policy is to stop (`serve.abandon`).
+        ending = _ending(world, sent_s, answer.status if answer else 0, "client_gone", "client_gone", "")
+        if deployment.provider.on_disconnect is OnDisconnect.CANCEL_FREE:
+            settle.post(world, attempt, settle.free(ending))
+        else:
+            settle.post(world, attempt, settle.at_bound(hold.row, hold.amount_nano_usd, ending))
+        if answer is not None:
+            world.spawn(answer.close(), "close")
+        raise
+    except Exception:
+        # A fault of our own: the provider may have answered, so the hold is charged and the caller gets a 500.
+        ending = _ending(
+            world, sent_s, answer.status if answer else 0, "error", "internal", "", "gateway fault"
+        )
+        settle.post(world, attempt, settle.at_bound(hold.row, hold.amount_nano_usd, ending))
+        if answer is not None:
+            world.spawn(answer.close(), "close")
+        raise
+    finally:
+        x.steps.resume()
+        x.steps.mark("call")
+
+
+async def _whole(world: World, x: Exchange, o: Opened) -> None:
+    """Read a plain answer to its end, price it, post it."""
+    body = await o.answer.read(ANSWER_BYTES_MAX)
+    if x.facts.stream:
+        found = dialects.read_answer(
+            x.operation, body
+        )  # JSON in place of a stream: an error, or a confused server
+        raise _said(found.error) or UpstreamMalformed(
+            "the model provider answered a stream request without a stream"
+        )
+    facts = dialects.read_answer(x.operation, body)
+    if facts.error is not None:
+        raise _said(facts.error) or UpstreamMalformed()
+    await o.answer.close()
+    o.outcome = whole_outcome(world, x, o, facts)
+    settle.post(world, o.attempt, o.outcome)
+    o.body = body
+
+
+def whole_outcome(world: World, x: Exchange, o: Opened, facts: AnswerFacts) -> Outcome:
+    """Exact where the provider reported valid usage, else estimated from the bytes of both directions."""
+    reading, quality, note = facts.reading, Quality.EXACT, ""
+    if x.operation is Operation.COUNT_TOKENS:
+        reading = Reading(Usage())  # counting is not billed
+    elif reading.problem:
+        quality = Quality.ESTIMATED
+        note = (
+            f"usage {reading.problem}: estimated from {x.facts.size} bytes in, {facts.output_bytes} bytes out"
+        )
+        reading = settle.estimated(x.facts, None, facts.output_bytes, 0)
+    request_id = facts.response_id or provider_request_id(o.answer.headers)
+    ending = _ending(world, o.sent_s, o.answer.status, facts.finish, "", request_id, note)
+    return settle.priced(
+        o.hold.row, reading, x.received_ms, ending, service_tier=x.facts.service_tier, quality=quality
+    )
+
+
+async def _first_events(world: World, x: Exchange, o: Opened) -> None:
+    """Wait for the first event of a stream: until it is here, another attempt is still possible."""
+
+    def price(reading: Reading) -> str | None:
+        if not world.policy.expose_cost or o.hold.row is None or reading.problem:
+            return None
+        tier = reading.service_tier or x.facts.service_tier
+        cost = prices.cost(o.hold.row, reading.usage, x.received_ms, service_tier=tier)
+        return usd_text(cost.nano_usd + x.charged_nano_usd)
+
+    hide = x.operation is Operation.CHAT and not x.facts.include_usage
+    o.meter = meter = StreamMeter(x.operation, hide_usage=hide, price=price)
+    o.chunks = o.answer.chunks()
+    first: list[bytes] = []
+    async for data in o.chunks:
+        first.append(meter.feed(data))
+        if meter.error is not None and not meter.output_events:
+            raise _said(meter.error) or UpstreamLost("the model provider's stream began with an error")
+        if meter.events:
+            break
+    if not meter.events:
+        raise UpstreamLost(
+            "the model provider's stream ended before its first event", upstream_status=o.answer.status
+        )
+    o.first_token_ms = _ms_since(world, o.sent_s)
+    o.first = b"".join(first)
+
+
+def _said(error: GatewayError | None) -> UpstreamError | None:
+    """An error object that came inside a 200: not billed, since it came before any token."""
+    if error is None or isinstance(error, UpstreamError):
+        return error
+    return UpstreamError(error.message, billed=False)
+
+
+def _attempt_of(world: World, x: Exchange, deployment: Deployment) -> Attempt:
+    caller = x.caller
+    return Attempt(
+        attempt_id=world.new_id("att"),
+        request_id=x.incoming.request_id,
+        tenant_id=caller.tenant_id,
+        team_id=caller.team_id,
+        key_id=caller.key_id,
+        task_id=x.task.task_id,
+        parent_task_id=x.task.parent_task_id,
+        attempt_no=x.attempts + 1,
+        operation=x.operation.value,
+        client=x.client,
+        model_requested=x.facts.model,
+        model=deployment.model,
+        upstream_model=deployment.upstream_model,
+        provider=deployment.provider.name,
+        deployment=deployment.name,
+        tier=deployment.tier.value,
+        rule=x.route.rule,
+        stream=x.facts.stream,
+        started_at_ms=world.clock.now_ms(),
+    )
+
+
+def _call_of(
+    world: World, x: Exchange, attempt: Attempt, deployment: Deployment, hold: admit.Hold
+) -> UpstreamCall:
+    facts = x.facts
+    edits = dialects.Edits(
+        model=deployment.upstream_model if deployment.upstream_model != facts.model else None,
+        include_usage=(
+            x.operation is Operation.CHAT
+            and facts.stream
+            and not facts.include_usage
+            and deployment.provider.stream_usage
+        ),
+        max_output_tokens=hold.output_bound_tokens,
+    )
+    headers = x.incoming.headers
+    return UpstreamCall(
+        attempt_id=attempt.attempt_id,
+        deployment=deployment,
+        operation=x.operation,
+        body=dialects.render(facts, x.incoming.body, edits),
+        headers=tuple((name, headers[name]) for name in FORWARDED if name in headers),
+        stream=facts.stream,
+        slow=shape.is_slow(world, x),
+        query=x.incoming.query,
+    )
+
+
+def _ending(
+    world: World, sent_s: float, status: int, finish: str, error: str, request_id: str, note: str = ""
+) -> settle.Ending:
+    return settle.Ending(status, finish, error, _ms_since(world, sent_s), None, request_id, note)
+
+
+def _ms_since(world: World, at_s: float) -> int:
+    return round((world.clock.monotonic() - at_s) * 1_000)
+
+
+def _note_health(world: World, deployment: Deployment, error: UpstreamError | None) -> None:
+    after_s = error.retry_after_s if error is not None else None
+    result = health.result_of(error)
+    world.health.update(health.observe(world.health, deployment, result, world.clock.monotonic(), after_s))

@@ -1,0 +1,108 @@
+"""One request on its way: what comes in, what is known so far, what goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.core.catalog import Catalog, Operation
+from gateway.core.clients import Signal
+from gateway.core.dialects import Facts
+from gateway.core.health import HealthState
+from gateway.core.identity import Caller, TaskRef
+from gateway.core.prices import PriceBook
+from gateway.core.routing import Route
+from gateway.core.rules import RuleSet
+from gateway.ports import Clock, Incoming, KeyStore, Ledger, Limits, Observer, PrefixIndex, Spawn, Upstream
+from gateway.telemetry.steps import Steps
+
+#: Answers larger than this are refused (an embedding batch of 2,048 x 3,072 floats is about 80 MB of JSON).
+ANSWER_BYTES_MAX = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Knobs of the request flow, from settings."""
+
+    attempts_max: int = 3
+    default_output_tokens: int = 8_192
+    #: Below this an output bound is never clamped to fit a budget; the request is refused instead (money.md).
+    comfort_output_tokens: int = 2_048
+    comfort_reasoning_output_tokens: int = 8_192
+    slow_input_tokens: int = 100_000
+    drain_s: float = 120.0
+    expose_cost: bool = True
+
+
+class Drains:
+    """How many abandoned answers are still being read to their end; past the limit they are stopped instead."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+
+    def acquire(self) -> bool:
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        return True
+
+    def release(self) -> None:
+        self._free += 1
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything the pipeline talks to. `catalog`, `prices` and `rules` are snapshots that a reload swaps."""
+
+    clock: Clock
+    keys: KeyStore
+    ledger: Ledger
+    limits: Limits
+    prefixes: PrefixIndex
+    upstream: Upstream
+    observer: Observer
+    spawn: Spawn
+    random: Callable[[], float]
+    new_id: Callable[[str], str]
+    catalog: Callable[[], Catalog]
+    prices: Callable[[], PriceBook]
+    rules: Callable[[], RuleSet | None]
+    health: dict[str, HealthState]
+    pepper: bytes
+    policy: Policy
+    drains: Drains
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request. Each stage fills in its part; nothing is read before the stage that writes it."""
+
+    incoming: Incoming
+    received_ms: int
+    steps: Steps
+
+    facts: Facts = field(init=False)
+    signal: Signal = field(init=False)
+    task: TaskRef = field(init=False)
+    chain: tuple[bytes, ...] = ()
+    input_bound: int | None = None  # tokens; None = cannot be bounded
+    route: Route = field(init=False)
+
+    # filled in as attempts end
+    attempts: int = 0
+    charged_nano_usd: int = 0  # by attempts that failed but may be billed
+    task_step: int = 0
+    budget_remaining_nano_usd: int | None = None
+    budget_scope: str = ""
+
+    @property
+    def operation(self) -> Operation:
+        return self.incoming.operation
+
+    @property
+    def caller(self) -> Caller:
+        return self.incoming.caller
+
+    @property
+    def client(self) -> str:
+        return self.signal.client

@@ -1,0 +1,83 @@
+"""identify: virtual key -> Caller; header, client's session signal or prefix lineage -> Task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.core import clients, secrets
+from gateway.core.errors import Unauthenticated
+from gateway.core.identity import Caller, KeyRecord, TaskRef, TaskSource
+from gateway.core.prefix import chain
+from gateway.pipeline.exchange import Exchange, World
+
+_DAY_MS = 86_400_000
+
+
+def key_text(headers: Mapping[str, str]) -> str:
+    """The key as the client sent it: `Authorization: Bearer` or `x-api-key`, on every address alike."""
+    authorization = headers.get("authorization", "")
+    if authorization:
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            return token.strip()
+    return headers.get("x-api-key", "").strip()
+
+
+async def authenticate(world: World, headers: Mapping[str, str]) -> Caller:
+    """The caller behind the key. Raises `Unauthenticated` (which of the reasons is said only for one's own key)."""
+    text = key_text(headers)
+    parsed = secrets.parse_key(text)
+    if parsed is None:
+        raise Unauthenticated(
+            "this is not a gateway key; gateway keys begin with 'gw-' and are made with 'tollhouse keys create'"
+            if text
+            else None
+        )
+    key_id, secret = parsed
+    record = await world.keys.find(key_id)
+    if record is None or not secrets.matches(world.pepper, secret, record.secret_hmac):
+        raise Unauthenticated("this gateway key is not known here")
+    refuse_ended(record, world.clock.now_ms())
+    return Caller(record.tenant_id, record.team_id, record.key_id, record)
+
+
+def refuse_ended(record: KeyRecord, now_ms: int) -> None:
+    if record.revoked_at_ms is not None:
+        raise Unauthenticated("this gateway key was revoked")
+    if record.expires_at_ms is not None and now_ms >= record.expires_at_ms:
+        raise Unauthenticated("this gateway key has expired")
+
+
+def identify(world: World, x: Exchange) -> None:
+    """Name the task, first match wins: task-scoped key, path or header, client signal, lineage, else a new one."""
+    signal = clients.recognise(x.incoming.headers, x.facts.session_hints, x.incoming.path_task)
+    x.signal = signal
+    x.chain = chain(x.facts.segments)
+    key = x.caller.key
+    if key.task_id is not None:
+        x.task = TaskRef(key.task_id, TaskSource.KEY)
+    elif signal.external_id:
+        parent = signal.parent_external_id
+        x.task = TaskRef(
+            clients.task_id_of(key.key_id, signal.external_id),
+            signal.source,
+            signal.external_id,
+            clients.task_id_of(key.key_id, parent) if parent else None,
+        )
+    elif not x.chain:
+        # Calls without a history (embeddings, counts) that name no task share one per key, kind and day:
+        # a task each would bury the real ones.
+        name = f"untasked:{x.operation}:{x.received_ms // _DAY_MS}"
+        x.task = TaskRef(clients.task_id_of(key.key_id, name), TaskSource.NEW, name)
+    else:
+        found = world.prefixes.find(key.key_id, x.chain)
+        if found is not None:
+            x.task = TaskRef(found[1], TaskSource.LINEAGE)
+        else:
+            x.task = TaskRef(world.new_id("task"), TaskSource.NEW)
+
+
+def remember(world: World, x: Exchange) -> None:
+    """The next request of this run extends this one. Called when a provider has accepted the request."""
+    if x.chain:
+        world.prefixes.put(x.caller.key_id, x.chain, x.task.task_id)

@@ -1,0 +1,104 @@
+"""meter: pass a stream on event by event, read its usage on the side, post its end whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from gateway.core import meter as meters
+from gateway.core.catalog import OnDisconnect
+from gateway.core.entry import Outcome
+from gateway.core.errors import UpstreamError, UpstreamLost, provider_request_id
+from gateway.core.meter import StreamMeter
+from gateway.core.usage import Quality
+from gateway.pipeline import settle
+from gateway.pipeline.call import Opened
+from gateway.pipeline.exchange import Exchange, World
+
+
+async def pump(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes, None]:
+    """Whole events for the client. An upstream that breaks off becomes an error event, never a clean end.
+
+    Closing this iterator early means that the client is gone; the attempt then ends by the provider's policy.
+    """
+    meter, chunks = o.meter, o.chunks
+    if meter is None or chunks is None:
+        raise RuntimeError("pump needs an opened stream")
+    finish, error = "", ""
+    gone = True
+    try:
+        yield o.first
+        async for data in chunks:
+            out = meter.feed(data)
+            if out:
+                yield out
+        tail = meter.end()
+        if tail:
+            yield tail
+        if not meter.complete and meter.error is None:
+            raise UpstreamLost("the model provider cut the stream in the middle of its answer")
+        if meter.error is not None:
+            finish, error = "error", meter.error.kind
+        gone = False
+    except UpstreamError as e:
+        gone = False
+        finish, error = "upstream_cut", e.kind
+        yield meters.error_event(x.operation, e.code, e.kind, e.message)
+    finally:
+        # No await here: this runs while the generator is being closed, possibly under cancellation.
+        if gone:
+            world.spawn(abandon_stream(world, x, o), "abandon")
+        else:
+            settle.post(world, o.attempt, stream_outcome(world, x, o, finish, error))
+            world.spawn(o.answer.close(), "close")
+
+
+async def abandon_stream(world: World, x: Exchange, o: Opened) -> None:
+    """The client is gone in mid-stream: read on or stop, as the provider bills, then post."""
+    meter = o.meter
+    if meter is None:
+        raise RuntimeError("abandon_stream needs an opened stream")
+    policy = o.deployment.provider.on_disconnect
+    try:
+        if policy is OnDisconnect.DRAIN and world.drains.acquire():
+            try:
+                async with asyncio.timeout(world.policy.drain_s):
+                    async for data in o.answer.chunks():
+                        meter.feed(data)
+                meter.end()
+            except (UpstreamError, TimeoutError):
+                pass  # what was read so far is what is known
+            finally:
+                world.drains.release()
+    finally:
+        await o.answer.close()
+        if policy is OnDisconnect.CANCEL_FREE and not meter.complete:
+            ending = _ending(world, o, meter, "client_gone", "client_gone", "")
+            settle.post(world, o.attempt, settle.free(ending))
+        else:
+            settle.post(world, o.attempt, stream_outcome(world, x, o, "client_gone", "client_gone"))
+
+
+def stream_outcome(world: World, x: Exchange, o: Opened, finish: str, error: str) -> Outcome:
+    """Exact if the provider's final usage arrived, whoever hung up; else estimated from what was seen."""
+    meter = o.meter
+    if meter is None:
+        raise RuntimeError("stream_outcome needs an opened stream")
+    reading = meter.reading
+    if reading is not None and not reading.problem and meter.complete:
+        quality, note = Quality.EXACT, ""
+    else:
+        why = "missing" if reading is None or not reading.problem else reading.problem
+        quality = Quality.ESTIMATED
+        note = f"usage {why}: estimated from {x.facts.size} bytes in, {meter.output_events} output events"
+        reading = settle.estimated(x.facts, reading, meter.output_bytes, meter.output_events)
+    ending = _ending(world, o, meter, finish or meter.finish, error, note)
+    return settle.priced(
+        o.hold.row, reading, x.received_ms, ending, service_tier=x.facts.service_tier, quality=quality
+    )
+
+
+def _ending(world: World, o: Opened, meter: StreamMeter, finish: str, error: str, note: str) -> settle.Ending:
+    latency_ms = round((world.clock.monotonic() - o.sent_s) * 1_000)
+    request_id = meter.response_id or provider_request_id(o.answer.headers)
+    return settle.Ending(o.answer.status, finish, error, latency_ms, o.first_token_ms, request_id, note)

@@ -1,0 +1,150 @@
+"""serve: one request through all stages, in the order of the story.
+
+    read -> identify -> shape -> route -> admit -> call -> meter -> settle
+
+`shape` and `route` come before `admit` because a hold needs a price, and a price needs candidates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from gateway.core import dialects
+from gateway.core.catalog import OnDisconnect
+from gateway.core.errors import GatewayError, provider_request_id
+from gateway.core.identity import Caller
+from gateway.core.money import usd_text
+from gateway.pipeline import admit, identify, meter
+from gateway.pipeline.call import Opened, open_answer
+from gateway.pipeline.exchange import Exchange, World
+from gateway.pipeline.read import read
+from gateway.pipeline.route import route
+from gateway.pipeline.shape import shape
+from gateway.ports import Answer, Incoming
+from gateway.telemetry.steps import Steps
+
+#: Headers of the provider that clients use; all others stay here.
+_RETURNED = ("openai-processing-ms", "openai-model", "anthropic-organization-id")
+_RETURNED_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
+
+
+class Gateway:
+    """The pipeline as the edge sees it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Caller:
+        """Before the body is read. Raises `Unauthenticated`, or `Unavailable` when keys cannot be looked up."""
+        return await identify.authenticate(self._world, headers)
+
+    def models(self, caller: Caller) -> tuple[str, ...]:
+        """The public names that this caller may use, in configuration order."""
+        catalog = self._world.catalog()
+        return tuple(
+            dict.fromkeys(
+                d.model for d in catalog.deployments if caller.may_use(d.model, *d.aliases, d.tier.value)
+            )
+        )
+
+    async def serve(self, incoming: Incoming, steps: Steps) -> Answer:
+        """The answer to one model call. Raises `GatewayError`; nothing of a refused request is left behind."""
+        world = self._world
+        x = Exchange(incoming, world.clock.now_ms(), steps)
+        read(x)
+        steps.mark("read")
+        identify.identify(world, x)
+        steps.mark("identify")
+        shape(x)
+        steps.mark("shape")
+        route(world, x)
+        steps.mark("route")
+        await admit.take_rates(world, x)
+        opened = await _opened(world, x)
+        identify.remember(world, x)
+        answer = _answer(x, opened, _headers(x, opened))
+        if opened.meter is not None:
+            answer.stream = meter.pump(world, x, opened)
+        else:
+            _add_cost(world, x, opened, answer)
+        return answer
+
+
+def _answer(x: Exchange, opened: Opened, headers: list[tuple[str, str]]) -> Answer:
+    plain = "text/event-stream" if opened.meter is not None else "application/json"
+    return Answer(
+        status=opened.answer.status,
+        headers=headers,
+        content_type=opened.answer.headers.get("content-type", plain),
+        task_id=x.task.task_id,
+        client=x.client,
+        deployment=opened.deployment.name,
+        body=opened.body,
+        first_token_s=None if opened.first_token_ms is None else opened.first_token_ms / 1_000,
+    )
+
+
+def _add_cost(world: World, x: Exchange, opened: Opened, answer: Answer) -> None:
+    outcome = opened.outcome
+    if outcome is None or not outcome.price_version or not world.policy.expose_cost:
+        return
+    cost = usd_text(outcome.cost_nano_usd + x.charged_nano_usd)
+    answer.headers.append(("x-cost-usd", cost))
+    answer.headers.append(("x-uncached-cost-usd", usd_text(outcome.list_cost_nano_usd)))
+    answer.body = dialects.with_cost(x.operation, opened.body, cost)
+
+
+async def _opened(world: World, x: Exchange) -> Opened:
+    """Call in a task of its own, so that a client who leaves does not decide what the provider bills."""
+    task = world.spawn(open_answer(world, x), "call")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        world.spawn(_abandon(world, x, task), "abandon")
+        raise
+
+
+async def _abandon(world: World, x: Exchange, task: asyncio.Task[Opened]) -> None:
+    """The client left before the answer began: by the provider's policy wait for it or stop it; either way it is
+    posted."""
+    drain = x.route.candidates[0].provider.on_disconnect is OnDisconnect.DRAIN and world.drains.acquire()
+    try:
+        if not drain:
+            task.cancel()
+        async with asyncio.timeout(world.policy.drain_s):
+            opened = await task
+    except (GatewayError, TimeoutError, asyncio.CancelledError):
+        return  # posted where it failed
+    finally:
+        if drain:
+            world.drains.release()
+    if opened.meter is not None:
+        await meter.abandon_stream(world, x, opened)
+
+
+def _headers(x: Exchange, opened: Opened) -> list[tuple[str, str]]:
+    """What clients and people can read about this request without asking the ledger."""
+    deployment = opened.deployment
+    headers = [
+        ("x-task-id", x.task.task_id),
+        ("x-task-step", str(x.task_step)),
+        ("x-model", deployment.model),
+        ("x-tier", deployment.tier.value),
+        ("x-deployment", deployment.name),
+        ("x-attempts", str(x.attempts)),
+    ]
+    if x.route.rule:
+        headers.append(("x-rule", x.route.rule))
+    if x.budget_remaining_nano_usd is not None:
+        headers.append(("x-budget-remaining-usd", usd_text(x.budget_remaining_nano_usd)))
+        headers.append(("x-budget-scope", x.budget_scope))
+    upstream = opened.answer.headers
+    for name in upstream:
+        lower = name.lower()
+        if lower in _RETURNED or lower.startswith(_RETURNED_PREFIXES):
+            headers.append((lower, upstream[name]))
+    upstream_id = provider_request_id(upstream)
+    if upstream_id:
+        headers.append(("x-upstream-request-id", upstream_id))
+    return headers
