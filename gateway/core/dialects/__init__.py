@@ -1,0 +1,90 @@
+"""The API dialects: facts out of a request's bytes, edits spliced back in, usage out of an answer.
+
+Requests are never rebuilt: a body leaves as it came, except for the declared `Edits`.
+"""
+
+from __future__ import annotations
+
+from gateway.core.catalog import Operation
+from gateway.core.dialects import anthropic_messages, embeddings, openai_chat, openai_responses
+from gateway.core.dialects.answers import AnswerFacts, EventFacts, Reading
+from gateway.core.dialects.facts import Edits, Facts, Segment
+from gateway.core.dialects.other_usage import read_bedrock_usage, read_gemini_usage
+from gateway.core.dialects.splice import insert_cost, render
+
+__all__ = [
+    "AnswerFacts",
+    "Edits",
+    "EventFacts",
+    "Facts",
+    "Reading",
+    "Segment",
+    "read",
+    "read_answer",
+    "read_bedrock_usage",
+    "read_event",
+    "read_gemini_usage",
+    "read_usage",
+    "render",
+    "with_cost",
+]
+
+
+def read(operation: Operation, body: bytes) -> Facts:
+    """The facts of a request body. Raises InvalidRequest with a message that names the field or the byte."""
+    match operation:
+        case Operation.CHAT:
+            return openai_chat.read(body)
+        case Operation.RESPONSES:
+            return openai_responses.read(body)
+        case Operation.MESSAGES | Operation.COUNT_TOKENS:
+            return anthropic_messages.read(operation, body)
+        case Operation.EMBEDDINGS:
+            return embeddings.read(body)
+
+
+def read_answer(operation: Operation, body: bytes) -> AnswerFacts:
+    """The facts of a complete answer with status 200. Raises UpstreamMalformed if it is no such answer."""
+    match operation:
+        case Operation.CHAT:
+            return openai_chat.read_answer(body)
+        case Operation.RESPONSES:
+            return openai_responses.read_answer(body)
+        case Operation.MESSAGES | Operation.COUNT_TOKENS:
+            return anthropic_messages.read_answer(operation, body)
+        case Operation.EMBEDDINGS:
+            return embeddings.read_answer(body)
+
+
+def read_event(operation: Operation, name: str, data: bytes) -> EventFacts | None:
+    """The facts of one event of a stream; None if it is not JSON of this dialect."""
+    match operation:
+        case Operation.CHAT:
+            return openai_chat.read_event(name, data)
+        case Operation.RESPONSES:
+            return openai_responses.read_event(name, data)
+        case _:
+            return anthropic_messages.read_event(name, data)
+
+
+def read_usage(operation: Operation, usage: object, service_tier: str = "") -> Reading:
+    """A decoded usage object of that dialect; never raises, whatever `usage` is."""
+    match operation:
+        case Operation.CHAT:
+            return openai_chat.read_usage(usage, service_tier)
+        case Operation.RESPONSES:
+            return openai_responses.read_usage(usage, service_tier)
+        case Operation.EMBEDDINGS:
+            return embeddings.read_usage(usage)
+        case _:
+            return anthropic_messages.read_usage(usage)
+
+
+def with_cost(operation: Operation, body: bytes, cost_usd_text: str) -> bytes:
+    """The answer with `"cost":<cost_usd_text>` (a JSON number) in its usage object, else byte-identical.
+
+    A cost that the provider reports is replaced. Unchanged if there is no usage object; counting tokens is free.
+    """
+    if operation is Operation.COUNT_TOKENS:
+        return body
+    return insert_cost(body, ("usage",), cost_usd_text)

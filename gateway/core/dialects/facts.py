@@ -1,0 +1,70 @@
+"""What a request says, as values: read once from its bytes, never written back except through `Edits`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.core.catalog import Operation
+from gateway.core.dialects.json_slices import Span
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """One cacheable piece of the prompt. Segments come in prompt order: tools, then system, then messages.
+
+    A msgspec Struct, not a dataclass: an agent step has hundreds of them and they cost a tenth this way.
+    """
+
+    kind: str  # "tools" | "system" | "message"
+    raw: memoryview  # its bytes as received, a view on the body
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where edits go, as offsets in the body."""
+
+    #: value of each top-level member, by decoded name
+    members: Mapping[str, Span]
+    #: value of stream_options.include_usage, if stream_options is an object that has it
+    include_usage: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a request asks for. `null` counts as absent everywhere."""
+
+    operation: Operation
+    model: str
+    stream: bool
+    include_usage: bool  # chat: the client itself asked for stream_options.include_usage
+    #: the client's own bound on output tokens, the smallest if it names several; None if it names none.
+    #: 0 only from messages (a request that only warms the cache)
+    max_output_tokens: int | None
+    n: int  # completions asked for
+    tool_count: int
+    message_count: int
+    #: role of the last message; "tool" also for a messages-dialect user turn of tool results only; for
+    #: responses the last item's role, else its type; "" for embeddings
+    last_role: str
+    has_images: bool  # by substring on the messages, so a tool result that quotes such JSON unescaped counts
+    reasoning: bool
+    reasoning_effort: str  # "" if not named
+    service_tier: str  # "" if not named
+    #: strings that may name the session: user_id (metadata.user_id of the messages dialect), prompt_cache_key,
+    #: session_id, conversation, previous_response_id, metadata.session_id, metadata.task_id, user.
+    #: Client-controlled; longer than 512 characters are left out
+    session_hints: Mapping[str, str]
+    segments: tuple[Segment, ...]
+    size: int  # bytes of the body
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """The declared changes to a body; every other byte stays as received."""
+
+    model: str | None = None
+    include_usage: bool = False  # chat streams: ask for the usage chunk; ignored elsewhere
+    max_output_tokens: int | None = None
