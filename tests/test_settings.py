@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,6 +46,7 @@ models:
   - {price: resale/large, provider: resale, model: large,
      rows: [{rates: {input_usd_per_mtok: "3", output_usd_per_mtok: "9"}}]}
 """
+CONFIGURATION_PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 #: (text of the file, environment) -> Settings
 Read = Callable[..., Settings]
 
@@ -502,3 +504,21 @@ def test_a_configured_pepper_wins(read: Read) -> None:
 
 def test_the_environment_is_read_in_one_place() -> None:
     assert "PATH" in environment()
+
+
+def test_every_setting_is_documented(read: Read) -> None:
+    """The reader's own list of what it knows, section by section, against docs/configuration.md."""
+    text = """x: 1
+timeouts: {x: 1}
+telemetry: {x: 1}
+limits: {x: 1}
+providers: {p: {base_url: "http://h/v1", x: 1, timeouts: {x: 1}, deployments: [{model: m, x: 1, price: {x: 1}}]}}
+rules: [{name: r, tier: standard, x: 1}]
+teams: {t: {x: 1, budget: {x: 1}}}
+budgets: [{scope: "team:t", limit_usd: 1, x: 1}]
+"""
+    hints = [p for p in problems(read, text) if "there is no such setting" in p]
+    known = {word for hint in hints for word in re.findall(r"\w+", hint.partition("known here:")[2])}
+    assert len(hints) == 12
+    documented = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", CONFIGURATION_PAGE.read_text()))))
+    assert known - documented == set()
