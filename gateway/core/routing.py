@@ -41,10 +41,11 @@ def route(
     decision: Decision | None,
     health: Mapping[str, HealthState],
     may_use: Callable[..., bool],
-    needs: Needs,
-    affinity: str | None,
+    *,
     pick: float,
     now_s: float,
+    affinity: str | None = None,
+    needs: Needs = Needs(),  # noqa: B008 - frozen
 ) -> Route:
     """Choose the candidates for `model`: "auto", a tier's name, or a model's public name or alias.
 

@@ -1,0 +1,160 @@
+"""Prefix chains: one rolling hash per segment of a prompt, so that two requests compare in a few steps.
+
+`chain(r)[i]` stands for segments 0 to i of request r (tools, system, then each message). An agent's next step
+extends its last one, so the whole chain of step N is the beginning of step N+1's. Clients change the *form* of
+old segments between steps, which must not break that (18 two-turn captures of 11 clients, 2026-11-30):
+- `cache_control` moves on to newer blocks: members of that name are left out of the hash of a segment that ends
+  with an object, as one does whose last block has its marker last (where all those clients put it);
+- a message that carried `cache_control` was a list of one text block and is a plain string afterwards: such a
+  list is hashed as the string.
+All else counts byte by byte, key order and escapes included, because it can change what the provider caches.
+Each rule looks at one segment alone, never at its place, so a segment hashes alike in every request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+
+from gateway.core.dialects.facts import Segment
+
+#: A request that equals a known one whole is its retry within this time. Later, if the known one is the first
+#: request of its task, it is a second run with the same opening.
+RETRY_WINDOW_S = 60.0
+
+_MARKER = b'"cache_control"'
+# Inside a JSON string its quotes would be escaped, so this only ever finds a member. Values are flat objects.
+_MARKER_MEMBER = re.compile(
+    rb'\s*,\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,?\s*'
+)
+# Possessive throughout: most messages do not match, and must fail without a second try.
+_ONE_BLOCK_START = re.compile(
+    rb'(\s*+(?:\{(?:\s*+"(?:role|name|type|id|status)"\s*+:\s*+"[^"\\]*+"\s*+,)*+\s*+"content"\s*+:\s*+)?+)'
+    rb'\[\s*+\{\s*+(?:"type"\s*+:\s*+"(?:input_)?+text"\s*+,\s*+)?+"text"\s*+:\s*+(?=")'
+)
+_ONE_BLOCK_END = re.compile(rb'\s*+(?:,\s*+"type"\s*+:\s*+"(?:input_)?+text"\s*+)?+\}\s*+\]')
+_SYSTEM_ROLE = re.compile(rb'"role"\s*:\s*"(?:system|developer)"')
+_LIST_FIRST = (b'{"content":[', b'{"content": [')
+_ROLE_LAST = re.compile(rb'\}\s*\}\s*\],\s*"role"\s*:\s*"\w*"\s*\}')
+#: Where a role stands: at the start or the end of its message.
+_ROLE_REACH = 64
+#: A message whose first text comes later has more in it than one block of text.
+_HEAD = 96
+
+
+def chain(segments: Sequence[Segment]) -> tuple[bytes, ...]:
+    """The rolling hash (xxh3, 16 bytes) after each segment. Not collision-proof against its own sender."""
+    rolling = xxhash.xxh3_128()
+    links = []
+    kind = ""
+    for segment in segments:
+        if segment.kind != kind:
+            kind = segment.kind
+            rolling.update(kind.encode())
+        raw = segment.raw.tobytes()  # searching a copy is several times faster than searching a view
+        # {"role":...,"content":"..."}: most of an agent's history, and it has one form only
+        if raw[-2:-1] != b'"' or raw.startswith(_LIST_FIRST):
+            if _ends_with_object(raw) and raw.rfind(_MARKER) >= 0:
+                raw = _MARKER_MEMBER.sub(b"", raw)
+            if b'"text"' in raw[:_HEAD]:
+                raw = _string_for_one_block(raw)
+        rolling.update(raw)
+        links.append(rolling.digest())
+    return tuple(links)
+
+
+def anchor(segments: Sequence[Segment]) -> int:
+    """How many leading segments the next step of the same run keeps: all but system messages at the very end.
+
+    Aider ends each request with a reminder in the system role and moves it behind the next user message.
+    """
+    end = len(segments)
+    while end and segments[end - 1].kind == "message" and _is_system(segments[end - 1].raw):
+        end -= 1
+    return end if end and segments[end - 1].kind == "message" else len(segments)
+
+
+def longest(known: Container[bytes], links: Sequence[bytes]) -> int:
+    """The number of leading segments of the longest prefix that is in `known`; 0 if none is."""
+    return next((n for n in range(len(links), 0, -1) if links[n - 1] in known), 0)
+
+
+def divergence(old: Sequence[bytes], new: Sequence[bytes]) -> int:
+    """The index of the first segment that differs; the shorter one's length if it is a prefix of the other."""
+    same, differs = 0, min(len(old), len(new)) + 1
+    # bisection: equal links mean that everything before is equal too
+    while differs - same > 1:
+        middle = (same + differs) // 2
+        if old[middle - 1] == new[middle - 1]:
+            same = middle
+        else:
+            differs = middle
+    return same
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a task's known requests end: the last one of a thread of that task."""
+
+    task_id: str
+    steps: int  # requests of this thread, retries not counted
+    seen_at_s: float  # monotonic
+
+
+def same_task(whole: End | None, shorter: End | None, now_s: float) -> End | None:
+    """Whose step is a request whose whole chain ends at `whole` and which extends `shorter`?
+
+    Within the retry window it is a retry of `whole`. After it, extending another known request says more; and
+    where nothing is extended, only a task that was past its first step can have sent this (a late retry), for
+    a first request is as likely a second run with the same opening.
+    """
+    if whole is not None and now_s - whole.seen_at_s <= RETRY_WINDOW_S:
+        return whole
+    if shorter is not None:
+        return shorter
+    return whole if whole is not None and whole.steps > 1 else None
+
+
+class _TextBlock(msgspec.Struct, forbid_unknown_fields=True):
+    text: msgspec.Raw
+    type: str = ""
+
+
+class _OneBlockMessage(msgspec.Struct):
+    content: tuple[_TextBlock]
+
+
+_ONE_BLOCK = msgspec.json.Decoder(tuple[_TextBlock])
+_ONE_BLOCK_MESSAGE = msgspec.json.Decoder(_OneBlockMessage)
+
+
+def _ends_with_object(raw: bytes) -> bool:
+    """True where a marker is the last member of the last block, of the last tool, or of the message."""
+    # slices, because searching even a short tail costs three times as much
+    if raw[-4:-2] == b"}}" or raw[-2:] == b"}}" or raw[-3:-1] == b"}}":
+        return True
+    return raw[-2:-1] == b'"' and _ROLE_LAST.search(raw[-_ROLE_REACH:]) is not None
+
+
+def _string_for_one_block(raw: bytes) -> bytes:
+    start = _ONE_BLOCK_START.match(raw)
+    if start is None:
+        return raw
+    try:
+        if b"{" in start[1]:
+            (block,) = _ONE_BLOCK_MESSAGE.decode(raw).content
+        else:
+            (block,) = _ONE_BLOCK.decode(raw)
+    except msgspec.DecodeError:
+        return raw  # more than one block, or one with members of its own
+    # the text begins where the start ends, so the decoder has told where it stops
+    end = _ONE_BLOCK_END.match(raw, start.end() + len(bytes(block.text)))
+    return raw if end is None else b"".join((start[1], block.text, raw[end.end() :]))
+
+
+def _is_system(raw: memoryview) -> bool:
+    return bool(_SYSTEM_ROLE.search(raw[:_ROLE_REACH]) or _SYSTEM_ROLE.search(raw[-_ROLE_REACH:]))

@@ -1,0 +1,134 @@
+"""Twins of the shared stores for one process: rate limits and the prefix index, bounded and without IO."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gateway.core.limits import Bucket, take
+from gateway.core.prefix import End, same_task
+
+
+class MemoryLimits:
+    """Token buckets in a dict. A bucket idle for a minute is full again, so forgetting it changes nothing."""
+
+    def __init__(self, max_buckets: int = 100_000) -> None:
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()  # least recently used first
+        self._max_buckets = max_buckets
+
+    async def take(self, buckets: Sequence[tuple[str, int, int]], now_ms: int) -> tuple[str, float] | None:
+        """Take (name, cost, capacity per minute) from all buckets, or from none.
+
+        Returns None when taken, else the bucket with the longest wait and that wait in seconds: the request
+        fits when that one does. The wait is infinite if the cost exceeds the capacity.
+        """
+        taken: dict[str, Bucket] = {}
+        worst: tuple[str, float] | None = None
+        for name, cost, capacity in buckets:
+            before = taken.get(name) or self._buckets.get(name) or Bucket.full(capacity, now_ms)
+            taken[name], wait_s = take(before, cost, capacity, now_ms)
+            if wait_s > 0 and (worst is None or wait_s > worst[1]):
+                worst = (name, wait_s)
+        if worst is not None:
+            return worst
+        for name, bucket in taken.items():
+            self._buckets[name] = bucket
+            self._buckets.move_to_end(name)
+        while len(self._buckets) > self._max_buckets:
+            self._buckets.popitem(last=False)
+        return None
+
+
+class MemoryPrefixIndex:
+    """Which task a request continues, told by its prefix chain (`gateway.core.prefix`), for clients that name none.
+
+    Only the last request of each thread is kept, and a request continues it only by extending the whole of it.
+    So two runs with the same opening separate at their first difference: the one that goes on takes the shared
+    end with it, and the other finds nothing and becomes a task of its own. Where two tasks stand at the same
+    end, the older one goes on first; they have done the same so far, so either may.
+    """
+
+    def __init__(
+        self, monotonic: Callable[[], float], *, max_entries: int = 100_000, ttl_s: float = 4 * 3600.0
+    ) -> None:
+        self._monotonic = monotonic
+        self._max_entries = max_entries
+        self._ttl_s = ttl_s
+        #: key id -> hash at the end of a chain -> the tasks that stand there, oldest first.
+        #: Both levels are in order of last use, so what is forgotten first is at the front.
+        self._keys: OrderedDict[str, OrderedDict[bytes, tuple[End, ...]]] = OrderedDict()
+        self._size = 0  # hashes, over all keys
+
+    def __len__(self) -> int:
+        return self._size
+
+    def find(self, key_id: str, chain: Sequence[bytes]) -> tuple[int, str] | None:
+        """(segments of the known request that this one continues or repeats, its task id), or None."""
+        ends = self._keys.get(key_id)
+        if ends is None or not chain:
+            return None
+        now_s = self._monotonic()
+        whole = self._oldest(ends, chain[-1], now_s)
+        length, shorter = len(chain), None
+        for length in range(len(chain) - 1, 0, -1):
+            shorter = self._oldest(ends, chain[length - 1], now_s)
+            if shorter is not None:
+                break
+        found = same_task(whole, shorter, now_s)
+        if found is None:
+            return None
+        return (len(chain) if found is whole else length), found.task_id
+
+    def put(self, key_id: str, chain: Sequence[bytes], task_id: str) -> None:
+        """Remember a request of this task; the one that it extends is forgotten."""
+        if not chain:
+            return
+        now_s = self._monotonic()
+        ends = self._keys.setdefault(key_id, OrderedDict())
+        self._keys.move_to_end(key_id)
+        steps = 1
+        for link in chain[:-1]:
+            if link in ends:
+                steps = max(steps, 1 + self._leave(ends, link, task_id))
+        here = ends.get(chain[-1], ())
+        same = next((end for end in here if end.task_id == task_id), None)
+        if same is not None:
+            here = tuple(replace(end, seen_at_s=now_s) if end is same else end for end in here)
+        else:
+            here = (*here, End(task_id, steps, now_s))
+        if chain[-1] not in ends:
+            self._size += 1
+        ends[chain[-1]] = here[-_MAX_TASKS_AT_ONE_END:]
+        ends.move_to_end(chain[-1])
+        self._forget(now_s)
+
+    def _oldest(self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, now_s: float) -> End | None:
+        return next((end for end in ends.get(link, ()) if now_s - end.seen_at_s < self._ttl_s), None)
+
+    def _leave(self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, task_id: str) -> int:
+        """Take the task away from an end that it has gone past; returns its steps there, 0 if it was not there."""
+        staying = tuple(end for end in ends[link] if end.task_id != task_id)
+        steps = max((end.steps for end in ends[link] if end.task_id == task_id), default=0)
+        if staying:
+            ends[link] = staying
+        else:
+            del ends[link]
+            self._size -= 1
+        return steps
+
+    def _forget(self, now_s: float) -> None:
+        """Drop what is too old or too much, least recently used key first. Costs what was put, no more."""
+        while self._keys:
+            key_id, ends = next(iter(self._keys.items()))
+            while ends:
+                link, here = next(iter(ends.items()))
+                if self._size <= self._max_entries and now_s - here[-1].seen_at_s < self._ttl_s:
+                    return
+                del ends[link]
+                self._size -= 1
+            del self._keys[key_id]
+
+
+#: More runs than this that stand at the very same point are not told apart.
+_MAX_TASKS_AT_ONE_END = 16
