@@ -6,6 +6,7 @@ Deliberately not the gateway's arithmetic (see `models.py`): the ledger is compa
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -110,6 +111,11 @@ class BillLine:
             "nano_usd": self.nano_usd,
             "state": self.state.value,
         }
+
+
+def read_lines(rows: Iterable[Mapping[str, object]]) -> list[BillLine]:
+    """Bill lines from the JSON of GET /demo/bill (`data`). Raises msgspec.ValidationError."""
+    return [msgspec.convert(row, BillLine) for row in rows]
 
 
 class BillFile:
