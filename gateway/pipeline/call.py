@@ -141,12 +141,12 @@ async def _whole(world: World, x: Exchange, o: Opened) -> None:
         found = dialects.read_answer(
             x.operation, body
         )  # JSON in place of a stream: an error, or a confused server
-        raise _said(found.error) or UpstreamMalformed(
-            "the model provider answered a stream request without a stream"
-        )
+        if found.error is not None:
+            raise _said(found.error)
+        raise UpstreamMalformed("the model provider answered a stream request without a stream")
     facts = dialects.read_answer(x.operation, body)
     if facts.error is not None:
-        raise _said(facts.error) or UpstreamMalformed()
+        raise _said(facts.error)
     await o.answer.close()
     o.outcome = whole_outcome(world, x, o, facts)
     settle.post(world, o.attempt, o.outcome)
@@ -188,7 +188,7 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
     async for data in o.chunks:
         first.append(meter.feed(data))
         if meter.error is not None and not meter.output_events:
-            raise _said(meter.error) or UpstreamLost("the model provider's stream began with an error")
+            raise _said(meter.error)
         if meter.events:
             break
     if not meter.events:
@@ -199,10 +199,8 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
     o.first = b"".join(first)
 
 
-def _said(error: GatewayError | None) -> UpstreamError | None:
-    """An error object that came inside a 200: not billed, since it came before any token."""
-    if error is None or isinstance(error, UpstreamError):
-        return error
+def _said(error: GatewayError) -> UpstreamError:
+    """An error object that came inside a 200, before any token: that is proof that nothing was billed."""
     return UpstreamError(error.message, billed=False)
 
 

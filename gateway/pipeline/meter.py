@@ -43,7 +43,8 @@ async def pump(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes, No
     except UpstreamError as e:
         gone = False
         finish, error = "upstream_cut", e.kind
-        yield meters.error_event(x.operation, e.code, e.kind, e.message)
+        kind = "api_error" if x.operation.anthropic else "server_error"
+        yield meters.error_event(x.operation, e.code, kind, e.message)
     finally:
         # No await here: this runs while the generator is being closed, possibly under cancellation.
         if gone:
