@@ -81,6 +81,9 @@ def arguments(body: Mapping[str, Any], target: Target) -> Arguments:
 
     Raises `Untranslatable` for a parameter that the provider has no counterpart for, unless it is only a hint.
     """
+    for name, kind in (("messages", list), ("tools", list | None)):
+        if not isinstance(body.get(name), kind):
+            raise Untranslatable(f"'{name}' must be an array", name)
     kwargs: dict[str, Any] = {}
     dropped: list[str] = []
     for name, value in body.items():

@@ -28,6 +28,13 @@ from gateway.core.errors import (
 ERROR_BODY_LIMIT = 256 * 1024
 BODY_LIMIT = 64 * 1024 * 1024
 WRITE_TIMEOUT_S = 30.0
+REQUEST_ID_HEADERS = (
+    "x-request-id",
+    "request-id",
+    "x-amzn-requestid",
+    "apim-request-id",
+    "x-goog-request-id",
+)
 #: Shorter than the idle time of common servers (uvicorn closes at 5 s), so that a pooled connection is rarely stale.
 KEEPALIVE_S = 4.0
 
@@ -60,7 +67,13 @@ class Timeouts:
 class Exchange:
     """One request to a provider and its answer, with what is known about them at any moment."""
 
-    def __init__(self, pool: httpx.AsyncBaseTransport, timeouts: Timeouts, attempt_id: str) -> None:
+    def __init__(
+        self,
+        pool: httpx.AsyncBaseTransport,
+        timeouts: Timeouts,
+        attempt_id: str,
+        end_marks: tuple[bytes, ...] = (),
+    ) -> None:
         self._pool = pool
         self._attempt_id = attempt_id
         self._timeouts = timeouts
@@ -70,8 +83,16 @@ class Exchange:
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.error_body = b""
+        self._end_marks = end_marks
+        #: the body has shown one of `end_marks`, or none was asked for
+        self.ended = not end_marks
         #: why the exchange ended early; takes precedence over whatever litellm makes of it
         self.failure: UpstreamError | None = None
+
+    @property
+    def request_id(self) -> str | None:
+        """The provider's own id of the request."""
+        return next((self.headers[n] for n in REQUEST_ID_HEADERS if n in self.headers), None)
 
     @property
     def total_s(self) -> float:
@@ -89,20 +110,9 @@ class Exchange:
             # Not a failure of the first request: its own outcome stands, only the repetition is refused.
             raise Stopped("one call is one request")
         self.sent = True
-        # Error bodies are read raw, so they must not arrive compressed.
-        request.headers["accept-encoding"] = "identity"
-        for name in [n for n in request.headers if n.startswith("x-stainless-")]:
-            del request.headers[name]  # the OpenAI SDK inside litellm describing itself
-        request.headers["user-agent"] = f"tollhouse/{__version__}"
-        request.headers["x-client-request-id"] = self._attempt_id
-        connect = self._timeouts.connect
-        request.extensions = {
-            **request.extensions,
-            "timeout": {"connect": connect, "pool": connect, "write": WRITE_TIMEOUT_S, "read": None},
-        }
         try:
             async with self._within(self._timeouts.first_byte):
-                response = await self._pool.handle_async_request(request)
+                response = await self._pool.handle_async_request(self._outgoing(request))
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
             raise self._stop(UpstreamUnreachable(billed=False)) from None
         except (TimeoutError, httpx.TimeoutException):
@@ -126,6 +136,29 @@ class Exchange:
             extensions=response.extensions,
             request=request,
         )
+
+    def _outgoing(self, request: httpx.Request) -> httpx.Request:
+        """What is really sent; the OpenAI SDK reads its own headers back from the request that it made."""
+        headers = [(k, v) for k, v in request.headers.raw if not k.lower().startswith(b"x-stainless-")]
+        out = httpx.Headers(headers)
+        # Error bodies are read raw, so they must not arrive compressed.
+        out["accept-encoding"] = "identity"
+        out["user-agent"] = f"tollhouse/{__version__}"
+        out["x-client-request-id"] = self._attempt_id
+        connect = self._timeouts.connect
+        timeout = {"connect": connect, "pool": connect, "write": WRITE_TIMEOUT_S, "read": None}
+        extensions = {**request.extensions, "timeout": timeout}
+        return httpx.Request(
+            request.method, request.url, headers=out, stream=request.stream, extensions=extensions
+        )
+
+    def _watch(self, tail: bytes, piece: bytes) -> bytes:
+        """Look for an end mark, also across two pieces; returns the tail to look at next time."""
+        if self.ended:
+            return b""
+        seen = tail + piece
+        self.ended = any(mark in seen for mark in self._end_marks)
+        return seen[-max(map(len, self._end_marks)) :]
 
     async def close(self) -> None:
         """Gives the connection back if the body was read to its end, else drops it. Harmless when repeated."""
@@ -158,7 +191,7 @@ class _Body(httpx.AsyncByteStream):
         stream = self._response.stream
         assert isinstance(stream, httpx.AsyncByteStream)
         pieces = stream.__aiter__()
-        size = 0
+        size, tail = 0, b""
         while True:
             try:
                 async with exchange._within(exchange._timeouts.idle):
@@ -170,6 +203,7 @@ class _Body(httpx.AsyncByteStream):
             except httpx.TransportError:
                 raise exchange._stop(UpstreamLost()) from None
             size += len(piece)
+            tail = exchange._watch(tail, piece)
             if size > BODY_LIMIT:
                 raise exchange._stop(UpstreamMalformed(f"the answer is larger than {BODY_LIMIT} bytes"))
             yield piece

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -26,13 +27,11 @@ import msgspec
 from gateway.core.catalog import Deployment, Operation, Provider, Wire
 from gateway.core.errors import (
     UpstreamError,
-    UpstreamLost,
     UpstreamMalformed,
-    UpstreamOverloaded,
-    UpstreamTimeout,
 )
 from gateway.ports import UpstreamAnswer, UpstreamCall
 from gateway.upstream import bridge_answers, bridge_chat, bridge_http, bridge_messages
+from gateway.upstream.bridge_body import ChatWriter, MessagesWriter, StreamAnswer, WholeAnswer
 from gateway.upstream.bridge_chat import Arguments, ChunkReader, Target, Untranslatable
 from gateway.upstream.bridge_errors import error_body
 
@@ -42,14 +41,9 @@ _NOT_OPENAI_SHAPED = frozenset({"anthropic", "bedrock", "gemini", "vertex_ai"})
 #: Every request of these is known to go through `bridge_http` (tests/upstream/test_litellm*.py),
 #: so an exception without a request is proof that nothing was billed.
 _PROVEN = frozenset({"anthropic", "azure", "bedrock", "gemini", "openai"})
-_REQUEST_ID_HEADERS = (
-    "x-request-id",
-    "request-id",
-    "x-amzn-requestid",
-    "apim-request-id",
-    "x-goog-request-id",
-)
 _PASSED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
+#: litellm reports "stop" with every chunk of a Gemini stream (1.106.6), so its end must be seen in the bytes.
+_GEMINI_ENDS = (b'"finishReason"', b'"blockReason"')
 _EMBEDDING_PARAMETERS = frozenset({"input", "dimensions", "encoding_format", "user"})
 
 
@@ -76,6 +70,7 @@ class LitellmUpstream:
 
     def __init__(self, credentials: Mapping[str, str]) -> None:
         self._credentials = credentials
+        self._secrets = tuple(s for secret in credentials.values() for s in _secret_texts(secret))
         self._litellm, self._internal_call = _load()
         self._pool: httpx.AsyncHTTPTransport | None = None
         self._supported: dict[tuple[str, str], frozenset[str]] = {}
@@ -110,7 +105,10 @@ class LitellmUpstream:
                 call, 400, f"the request does not have the shape of its dialect ({type(wrong).__name__})"
             )
         exchange = bridge_http.Exchange(
-            self._pool, bridge_http.Timeouts.of(provider, call.slow), call.attempt_id
+            self._pool,
+            bridge_http.Timeouts.of(provider, call.slow),
+            call.attempt_id,
+            end_marks=_GEMINI_ENDS if call.stream and _gemini(call.deployment) else (),
         )
         token = bridge_http.current.set(exchange)
         # litellm's own calls are not logged by litellm: no background tasks, no cost look-ups after the call.
@@ -149,15 +147,15 @@ class LitellmUpstream:
             return _plain(answer, exchange, arguments)
         # Gemini's stream is requested only when its first chunk is wanted; a status must be known before.
         chunks = told.completion_stream or await told.fetch_stream()
-        writer: _ChatWriter | _MessagesWriter
+        writer: ChatWriter | MessagesWriter
         if call.operation is Operation.MESSAGES:
-            writer = _MessagesWriter(model)
+            writer = MessagesWriter(model)
         else:
             options = body.get("stream_options") or {}
-            writer = _ChatWriter(bool(options.get("include_usage")))
+            writer = ChatWriter(bool(options.get("include_usage")))
         headers = {"content-type": "text/event-stream", **_headers(exchange, arguments)}
         reader = ChunkReader(model, not _claude(call.deployment))
-        return _StreamAnswer(exchange, chunks, reader, writer, headers, self._dump)
+        return StreamAnswer(exchange, chunks, reader, writer, headers, self._dump)
 
     # --- what litellm is told ----------------------------------------------------------------------------
 
@@ -236,21 +234,19 @@ class LitellmUpstream:
         if exchange.failure is not None:
             raise exchange.failure from None
         if exchange.status >= 400:
-            content = error_body(
-                call.operation, exchange.status, exchange.error_body, self._credentials.values()
-            )
-            return _Answer(
+            content = error_body(call.operation, exchange.status, exchange.error_body, self._secrets)
+            return WholeAnswer(
                 exchange.status, {"content-type": "application/json", **_headers(exchange)}, content
             )
-        request_id = _request_id(exchange)
+        request_id = exchange.request_id
         if exchange.sent:
             raise UpstreamMalformed(upstream_request_id=request_id) from None
         status = getattr(failed, "status_code", None)
         if isinstance(status, int) and 400 <= status < 500 and status != 408:
             text = str(getattr(failed, "message", "")) or type(failed).__name__
             raw = msgspec.json.encode({"message": text.removeprefix("litellm.").split("\n", 1)[0]})
-            content = error_body(call.operation, status, raw, self._credentials.values())
-            return _Answer(status, {"content-type": "application/json"}, content)
+            content = error_body(call.operation, status, raw, self._secrets)
+            return WholeAnswer(status, {"content-type": "application/json"}, content)
         billed = False if _litellm_provider(call.deployment.provider) in _PROVEN else None
         # A request that litellm cannot even build will not fare better at the next attempt.
         raise UpstreamError(
@@ -261,155 +257,24 @@ class LitellmUpstream:
 # --- answers -------------------------------------------------------------------------------------------
 
 
-class _Answer:
-    """`ports.UpstreamAnswer` that is complete."""
-
-    def __init__(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self._content = content
-        self._rest = content
-
-    async def read(self, limit: int) -> bytes:
-        if len(self._content) > limit:
-            raise UpstreamMalformed(f"the model provider's answer is larger than {limit} bytes")
-        return self._content
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        rest, self._rest = self._rest, b""
-        if rest:
-            yield rest
-
-    async def close(self) -> None:
-        pass
-
-
-class _ChatWriter:
-    def __init__(self, include_usage: bool) -> None:
-        self._include_usage = include_usage
-
-    def write(self, chunk: dict[str, Any]) -> bytes:
-        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-
-    def end(self, reader: ChunkReader) -> bytes:
-        usage = b""
-        if self._include_usage and reader.usage is not None:
-            usage = self.write(reader.usage_chunk())
-        return self.write(reader.last()) + usage + b"data: [DONE]\n\n"
-
-
-class _MessagesWriter:
-    def __init__(self, model: str) -> None:
-        self._events = bridge_answers.MessageEvents(model)
-
-    def write(self, chunk: dict[str, Any]) -> bytes:
-        return bridge_answers.sse(self._events.feed(chunk))
-
-    def end(self, reader: ChunkReader) -> bytes:
-        finish = reader.last()["choices"][0]["finish_reason"]
-        return bridge_answers.sse(self._events.end(finish, reader.usage or {}))
-
-
-class _StreamAnswer:
-    """`ports.UpstreamAnswer` that translates as it goes."""
-
-    status = 200
-
-    def __init__(
-        self,
-        exchange: bridge_http.Exchange,
-        chunks: Any,
-        reader: ChunkReader,
-        writer: _ChatWriter | _MessagesWriter,
-        headers: Mapping[str, str],
-        dump: Callable[[Any], dict[str, Any]],
-    ) -> None:
-        self.headers = headers
-        self._exchange = exchange
-        self._source = chunks
-        self._reader = reader
-        self._writer = writer
-        self._dump = dump
-        self._pieces = self._translate()
-
-    async def read(self, limit: int) -> bytes:
-        got = bytearray()
-        async for piece in self.chunks():
-            got += piece
-            if len(got) > limit:
-                raise UpstreamMalformed(f"the model provider's answer is larger than {limit} bytes")
-        return bytes(got)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """May be abandoned and called again: it goes on where the last one stopped."""
-        async for piece in self._pieces:
-            yield piece
-
-    async def _translate(self) -> AsyncIterator[bytes]:
-        source = self._source.__aiter__()
-        while True:
-            try:
-                chunk = await anext(source)
-                plain = self._reader.read(self._dump(chunk)) if chunk else None
-                piece = self._writer.write(plain) if plain else b""
-            except StopAsyncIteration:
-                break
-            except Exception as failed:
-                raise _broken(self._exchange, failed) from None
-            if piece:
-                yield piece
-        if self._exchange.failure is not None:
-            raise self._exchange.failure
-        if not self._reader.finished:
-            # litellm takes a clean close for an end and would answer "stop"; no reason came, so no end came.
-            raise UpstreamLost("the model provider's stream ended before it was finished")
-        yield self._writer.end(self._reader)
-
-    async def close(self) -> None:
-        await self._exchange.close()
-
-
-def _broken(exchange: bridge_http.Exchange, failed: Exception) -> UpstreamError:
-    """Why a stream that had begun broke off; tokens may have been billed."""
-    if exchange.failure is not None:
-        return exchange.failure
-    status = getattr(failed, "status_code", None)
-    request_id = _request_id(exchange)
-    if status in (429, 503, 529):
-        return UpstreamOverloaded(upstream_status=status, upstream_request_id=request_id)
-    if status == 408:
-        return UpstreamTimeout(upstream_request_id=request_id)
-    if isinstance(status, int) and status >= 400:
-        return UpstreamError(
-            "the model provider reported an error in its stream",
-            upstream_status=status,
-            upstream_request_id=request_id,
-        )
-    return UpstreamMalformed(upstream_request_id=request_id)
-
-
-def _plain(body: Mapping[str, Any], exchange: bridge_http.Exchange, arguments: Arguments) -> _Answer:
+def _plain(body: Mapping[str, Any], exchange: bridge_http.Exchange, arguments: Arguments) -> WholeAnswer:
     headers = {"content-type": "application/json", **_headers(exchange, arguments)}
-    return _Answer(200, headers, msgspec.json.encode(body))
+    return WholeAnswer(200, headers, msgspec.json.encode(body))
 
 
-def _refusal(call: UpstreamCall, status: int, message: str, param: str | None = None) -> _Answer:
+def _refusal(call: UpstreamCall, status: int, message: str, param: str | None = None) -> WholeAnswer:
     content = error_body(call.operation, status, msgspec.json.encode({"message": message}), param=param)
-    return _Answer(status, {"content-type": "application/json"}, content)
+    return WholeAnswer(status, {"content-type": "application/json"}, content)
 
 
 def _headers(exchange: bridge_http.Exchange, arguments: Arguments | None = None) -> dict[str, str]:
     """`x-request-id`, what tells clients when to retry, and `x-dropped-params` if any were left out."""
     out = {name: exchange.headers[name] for name in _PASSED_HEADERS if name in exchange.headers}
-    if request_id := _request_id(exchange):
+    if request_id := exchange.request_id:
         out["x-request-id"] = request_id
     if arguments is not None and arguments.dropped:
         out["x-dropped-params"] = ",".join(arguments.dropped)
     return out
-
-
-def _request_id(exchange: bridge_http.Exchange) -> str | None:
-    return next((exchange.headers[n] for n in _REQUEST_ID_HEADERS if n in exchange.headers), None)
 
 
 # --- embeddings ------------------------------------------------------------------------------------------
@@ -451,6 +316,19 @@ def _claude(deployment: Deployment) -> bool:
     return "claude" in deployment.upstream_model.lower()
 
 
+def _gemini(deployment: Deployment) -> bool:
+    return (
+        _litellm_provider(deployment.provider) in ("gemini", "vertex_ai")
+        and "gemini" in deployment.upstream_model
+    )
+
+
+def _secret_texts(credential: str) -> list[str]:
+    if not credential.lstrip().startswith("{"):
+        return [credential]
+    return [text for text in msgspec.json.decode(credential).values() if isinstance(text, str)]
+
+
 def _api_base(provider: Provider) -> str:
     """litellm adds `/v1/messages` to Anthropic's base itself, and nothing but the operation to OpenAI's."""
     if _litellm_provider(provider) == "anthropic":
@@ -463,9 +341,25 @@ def _load() -> tuple[Any, ContextVar[bool]]:
     """litellm, quiet and without a will of its own, and the variable that marks a call as its own."""
     # Without this litellm fetches its price map from the network at import; it reads it nowhere else.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    import litellm
-    from litellm._internal_context import is_internal_call
-    from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
+    with warnings.catch_warnings():
+        # Its models are built at their first use; here is where that costs no request, and where this is expected.
+        warnings.filterwarnings(
+            "ignore", r"Item '\w+' on TypedDict class '\w+' is using the `ReadOnly` qualifier"
+        )
+        import litellm
+        from litellm._internal_context import is_internal_call
+        from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
+        from litellm.types.utils import (
+            Delta,
+            EmbeddingResponse,
+            Message,
+            ModelResponse,
+            ModelResponseStream,
+            Usage,
+        )
+
+        for model in (Delta, EmbeddingResponse, Message, ModelResponse, ModelResponseStream, Usage):
+            model()
 
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
         logger = logging.getLogger(name)

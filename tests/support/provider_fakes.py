@@ -17,6 +17,9 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from gateway.core.catalog import Deployment, Operation, Provider, Wire
+from gateway.ports import UpstreamCall
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -38,6 +41,8 @@ class Reply:
     cut: bool = False
     #: say nothing at all until the client is gone
     silent: bool = False
+    #: drop the connection instead of answering
+    reset: bool = False
 
 
 class ProviderFake:
@@ -45,6 +50,7 @@ class ProviderFake:
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
+        self.came = asyncio.Event()
         self.gone = asyncio.Event()  # set when a client left a silent or open answer
         self._replies: list[Reply] = []
 
@@ -76,7 +82,11 @@ class ProviderFake:
             Asked(request.rel_url.raw_path, dict(request.headers), json.loads(await request.read()))
         )
         reply = self._replies.pop(0)
+        self.came.set()
         try:
+            if reply.reset:
+                assert request.transport is not None
+                request.transport.abort()
             if reply.silent:
                 await asyncio.Event().wait()
             if reply.pieces is None:
@@ -139,3 +149,43 @@ def _aws_frame(headers: Mapping[str, str], payload: Mapping[str, Any]) -> bytes:
     prelude = struct.pack(">II", 16 + len(packed) + len(body), len(packed))
     frame = prelude + struct.pack(">I", binascii.crc32(prelude)) + packed + body
     return frame + struct.pack(">I", binascii.crc32(frame))
+
+
+# --- calls to them ---------------------------------------------------------------------------------------
+
+#: No part of any of these may ever show up in an answer or an error.
+SECRETS = {
+    "plain": "sk-canary-0123456789",
+    "aws": '{"aws_access_key_id": "AKIDCANARY", "aws_secret_access_key": "aws-canary-secret"}',
+}
+
+
+def deployment(provider: str, url: str, model: str = "", **changes: Any) -> Deployment:
+    """A deployment on a fake: `provider` is litellm's name for it, or "openai"/"anthropic" for a bridged wire."""
+    wire, path, default, extra = {
+        "gemini": (Wire.LITELLM, "/v1beta", "gemini-2.5-pro", {}),
+        "bedrock": (
+            Wire.LITELLM,
+            "",
+            "anthropic.claude-sonnet-4-5-20250929-v1:0",
+            {"aws_region_name": "us-east-1"},
+        ),
+        "azure": (Wire.LITELLM, "", "gpt-4.1", {"api_version": "2025-04-01-preview"}),
+        "openai": (Wire.OPENAI, "/v1", "gpt-4.1", {}),
+        "anthropic": (Wire.ANTHROPIC, "/v1", "claude-sonnet-4-5", {}),
+    }[provider]
+    settings: dict[str, Any] = {
+        "credential": "aws" if provider == "bedrock" else "plain",
+        "litellm_provider": provider,
+        "litellm_params": extra,
+        "bridge": True,
+        **changes,
+    }
+    return Deployment("d", Provider("p", wire, url + path, **settings), "m", model or default, "p/m")
+
+
+def call(where: Deployment, operation: Operation, body: Any, slow: bool = False) -> UpstreamCall:
+    raw = json.dumps(body).encode()
+    half = len(raw) // 2  # bodies arrive in pieces
+    pieces = (raw[:half], memoryview(raw)[half:])
+    return UpstreamCall("att_1", where, operation, pieces, (), bool(body.get("stream")), slow)
