@@ -217,8 +217,9 @@ class Exchange:
                 await self._silence()
             desk.cache.begin(split, desk.clock_ms())
             if fault.kind in _LOST:
-                self._bill(Tokens.of(split, reply.output), State.COMPLETE, finish, 200)
-                return await self._reset() if fault.kind is FaultKind.CLOSE else self._whole_body(b"")
+                reset = fault.kind is FaultKind.CLOSE
+                self._bill(Tokens.of(split, reply.output), State.COMPLETE, finish, 0 if reset else 200)
+                return await self._reset() if reset else self._whole_body(b"")
             await response.prepare(self._request)
             for event in stream_of(reply):
                 if written == break_at and (event.token or 0 < written == reply.output):

@@ -15,8 +15,8 @@ from gateway.demo.read import read_ask
 from gateway.demo.tokens import TokenCounts
 from tests.demo.talk import Talk, talking
 
-MARK = {"cache_control": {"type": "ephemeral"}}
-HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
 def words(n: int, word: str = "word") -> str:
@@ -243,7 +243,7 @@ def test_a_boundary_is_exact_so_an_extended_message_misses() -> None:
 
 def test_a_shared_prefix_before_a_varying_message_needs_a_marked_part() -> None:
     meter = Meter()
-    marked = {"prompt_cache_breakpoint": {}}
+    marked: dict[str, Any] = {"prompt_cache_breakpoint": {}}
     meter.send(chat([text(2_000, marked), text(10, word="a")]))
     assert meter.send(chat([text(2_000, marked), text(10, word="b")])) == (3, 2_003, 10, 0)
     plain = Meter()
