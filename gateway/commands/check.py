@@ -10,9 +10,12 @@ from gateway import settings as config
 from gateway.commands.opening import told
 from gateway.commands.output import complain, dollars, print_json, print_table, say
 from gateway.commands.prices import per_mtok
-from gateway.core.catalog import Deployment
+from gateway.core.catalog import Deployment, Wire
 from gateway.core.prices import PriceRow
 from gateway.settings import ConfigError, Settings
+
+#: Where a provider without a base URL is found.
+_URL_OF = {Wire.DEMO: "(started by the gateway)", Wire.LITELLM: "(known to litellm)"}
 
 
 def check(path: Path | None, as_json: bool) -> int:

@@ -10,33 +10,19 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
 
 from gateway import __version__
 from gateway import settings as config
+from gateway.commands import database
+from gateway.commands.findings import Finding, State
 from gateway.commands.output import moment, print_json, print_table, say
 from gateway.settings import ConfigError, Listen, Settings
 
 _TIMEOUT_S = 3.0
 #: When this version was made: a clock before it is wrong.
 _RELEASED_MS = 1_796_000_000_000  # 2026-11-30
-_CLOCK_SKEW_MS = 2_000
-
-
-class State(StrEnum):
-    OK = "ok"
-    WARN = "warn"  # works, but you should know
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    subject: str
-    state: State
-    found: str
-    to_do: str = ""
 
 
 def doctor(path: Path | None, as_json: bool) -> int:
@@ -57,8 +43,6 @@ def doctor(path: Path | None, as_json: bool) -> int:
 
 async def examine(settings: Settings) -> list[Finding]:
     """Everything, in the order in which a person would want to mend it."""
-    from gateway.commands import database
-
     now_ms = time.time_ns() // 1_000_000
     state_dir = _state_dir(settings)
     findings = [_version(), Finding("configuration", State.OK, f"{settings.file} has no problems"), state_dir]
@@ -132,17 +116,6 @@ def _clock(now_ms: int) -> Finding:
             "clock", State.FAIL, f"says {moment(now_ms)}", "set it: budgets of a day or month follow it"
         )
     return Finding("clock", State.OK, moment(now_ms))
-
-
-def clock_skew(database_ms: int, began_ms: int, ended_ms: int) -> Finding:
-    """The database's clock against ours, read between `began` and `ended`."""
-    skew_ms = max(0, began_ms - database_ms, database_ms - ended_ms)
-    found = f"differs from ours by {skew_ms} ms"
-    if skew_ms > _CLOCK_SKEW_MS:
-        return Finding(
-            "database clock", State.WARN, found, "synchronise both; the database's clock decides windows"
-        )
-    return Finding("database clock", State.OK, found)
 
 
 async def _redis(settings: Settings) -> Finding:

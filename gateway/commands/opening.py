@@ -23,9 +23,7 @@ def config_errors_told() -> Iterator[None]:
 def told(problems: list[Problem]) -> str:
     count = len(problems)
     lines = [str(p) for p in problems]
-    return "\n".join(
-        [*lines, f"{count} problem{'' if count == 1 else 's'} in the configuration; nothing was done"]
-    )
+    return "\n".join([*lines, f"{count} problem{'' if count == 1 else 's'} in the configuration"])
 
 
 def load_settings(path: Path | None) -> Settings:

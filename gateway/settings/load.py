@@ -210,7 +210,8 @@ def _database_url(root: Section, state_dir: Path) -> str:
     if not url.startswith(_SQLITE + _POSTGRES):
         hint = "for example postgresql://gateway@127.0.0.1:5432/gateway"
         root.wrong("database_url", "must begin with postgresql:// or sqlite:///", hint)
-    if url.startswith(_SQLITE) and root.integer("workers", 1, 1, _MOST_WORKERS) > 1:
+    several = root.integer("workers", 1, 1, _MOST_WORKERS) > 1
+    if several and url.startswith(_SQLITE) and not root.unresolved("database_url"):
         root.wrong(
             "workers", "only one process can serve from a SQLite file", "set database_url to a Postgres"
         )

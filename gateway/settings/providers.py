@@ -100,7 +100,7 @@ def _configured(
     key = Secret(entry.text("key")) if "key" in entry else None
     if key is None and known:
         key = _key_in_environment(known, env)
-        if key is None and known.key_env:
+        if key is None and known.key_env and not entry.unresolved("key"):
             names = " or ".join(known.key_env)
             entry.wrong("", "has no key", f"set {names} in the environment, or `enabled: false`")
     if key is not None:

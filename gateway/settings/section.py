@@ -51,7 +51,13 @@ class Section:
     def at(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path and key else self.path or key
 
+    def unresolved(self, key: str) -> bool:
+        """The value names an environment variable that is not set; that is reported already."""
+        return key in self._entries and self._entries[key].unresolved
+
     def wrong(self, key: str, message: str, hint: str = "") -> None:
+        if self.unresolved(key):
+            return
         line = self._entries[key].line if key in self._entries else self.node.line
         self._problems.append(Problem(self.file, line, self.at(key), message, hint))
 

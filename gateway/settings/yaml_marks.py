@@ -24,6 +24,7 @@ class Node:
 
     value: str | list[Node] | dict[str, Node] | None
     line: int
+    unresolved: bool = False  # names a variable that is not set, which is reported already
 
     @property
     def kind(self) -> str:
@@ -74,7 +75,7 @@ class _Reader:
             items = [self.read(item, f"{path}[{i}]", above) for i, item in enumerate(node.value)]
             return Node(items, line)
         assert isinstance(node, yaml.ScalarNode)
-        return Node(self._scalar(node, path, line), line)
+        return self._scalar(node, path, line)
 
     def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> dict[str, Node]:
         out: dict[str, Node] = {}
@@ -90,20 +91,23 @@ class _Reader:
                 continue
             value = self.read(value_node, full, above)
             # The key's line, not the value's: a block value starts one line below its key.
-            out[key] = Node(value.value, line)
+            out[key] = Node(value.value, line, value.unresolved)
         return out
 
-    def _scalar(self, node: yaml.ScalarNode, path: str, line: int) -> str | None:
+    def _scalar(self, node: yaml.ScalarNode, path: str, line: int) -> Node:
         text = str(node.value)
         if node.style is None and text in _NULLS:
-            return None
+            return Node(None, line)
+        missing = False
 
         def resolve(match: re.Match[str]) -> str:
+            nonlocal missing
             name, default = match.group(1), match.group(2)
             value = self._env.get(name)
             if value:
                 return value
             if default is None:
+                missing = True
                 self._wrong(
                     line,
                     path,
@@ -114,6 +118,7 @@ class _Reader:
             return default
 
         if not _REFERENCE.search(text):
-            return text
+            return Node(text, line)
+        resolved = _REFERENCE.sub(resolve, text)
         # A reference that yields nothing means "not set", so that an optional secret may simply be absent.
-        return _REFERENCE.sub(resolve, text) or None
+        return Node(None if missing else resolved or None, line, missing)
