@@ -1,11 +1,12 @@
 """Rules in CEL that pick a tier from the request and the agent's state. The first match wins.
 
 What an expression may use (every field always has a value; there are no nulls):
-  request  model, dialect, client, purpose, stream, context_tokens, max_output_tokens (0 = not given), tools (their
-           number), last_role, has_images, reasoning_effort ("" = not given), labels (map)
+  request  model, dialect, client, purpose, stream, context_tokens, max_output_tokens (0 = not given),
+           tools (their number), last_role, has_images, reasoning_effort ("" = not given), labels (map)
   task     step (1 = first request), age_s, spent_usd, budget_used (0.0 to 1.0), tool_errors, repeats,
            interactive
-  team     id, name, budget_used, labels          key  the same
+  team     id, name, budget_used, labels
+  key      the same
   cache    fast, standard, small: each with warm_tokens and expires_in_s
   time     unix_s, minute, hour, weekday (1 = Monday), all UTC
 A label that may be missing is read as `'env' in request.labels && request.labels.env == 'prod'`. Numbers of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from gateway.core.limits import Bucket, take
 from gateway.core.prefix import End, same_task
@@ -46,7 +45,8 @@ class MemoryPrefixIndex:
     Only the last request of each thread is kept, and a request continues it only by extending the whole of it.
     So two runs with the same opening separate at their first difference: the one that goes on takes the shared
     end with it, and the other finds nothing and becomes a task of its own. Where two tasks stand at the same
-    end, the older one goes on first; they have done the same so far, so either may.
+    end, the one seen last goes on first: the other may have ended there, and if not, they have done the same so
+    far, so either may.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MemoryPrefixIndex:
         self._monotonic = monotonic
         self._max_entries = max_entries
         self._ttl_s = ttl_s
-        #: key id -> hash at the end of a chain -> the tasks that stand there, oldest first.
+        #: key id -> hash at the end of a chain -> the tasks that stand there, seen last at the end.
         #: Both levels are in order of last use, so what is forgotten first is at the front.
         self._keys: OrderedDict[str, OrderedDict[bytes, tuple[End, ...]]] = OrderedDict()
         self._size = 0  # hashes, over all keys
@@ -69,10 +69,10 @@ class MemoryPrefixIndex:
         if ends is None or not chain:
             return None
         now_s = self._monotonic()
-        whole = self._oldest(ends, chain[-1], now_s)
+        whole = self._latest(ends, chain[-1], now_s)
         length, shorter = len(chain), None
         for length in range(len(chain) - 1, 0, -1):
-            shorter = self._oldest(ends, chain[length - 1], now_s)
+            shorter = self._latest(ends, chain[length - 1], now_s)
             if shorter is not None:
                 break
         found = same_task(whole, shorter, now_s)
@@ -92,19 +92,17 @@ class MemoryPrefixIndex:
             if link in ends:
                 steps = max(steps, 1 + self._leave(ends, link, task_id))
         here = ends.get(chain[-1], ())
-        same = next((end for end in here if end.task_id == task_id), None)
-        if same is not None:
-            here = tuple(replace(end, seen_at_s=now_s) if end is same else end for end in here)
-        else:
-            here = (*here, End(task_id, steps, now_s))
-        if chain[-1] not in ends:
+        steps = max((end.steps for end in here if end.task_id == task_id), default=steps)
+        others = tuple(end for end in here if end.task_id != task_id)
+        if not here:
             self._size += 1
-        ends[chain[-1]] = here[-_MAX_TASKS_AT_ONE_END:]
+        ends[chain[-1]] = (*others, End(task_id, steps, now_s))[-_MAX_TASKS_AT_ONE_END:]
         ends.move_to_end(chain[-1])
         self._forget(now_s)
 
-    def _oldest(self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, now_s: float) -> End | None:
-        return next((end for end in ends.get(link, ()) if now_s - end.seen_at_s < self._ttl_s), None)
+    def _latest(self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, now_s: float) -> End | None:
+        here = ends.get(link)
+        return here[-1] if here and now_s - here[-1].seen_at_s < self._ttl_s else None
 
     def _leave(self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, task_id: str) -> int:
         """Take the task away from an end that it has gone past; returns its steps there, 0 if it was not there."""
