@@ -156,7 +156,7 @@ hold = Table(
     _int("replica_epoch"),
     _int("amount_nano_usd"),
     _text("budgets"),  # JSON array of [budget_id, window_start_ms]: where the amount is held
-    _text("state"),  # held | post | void | charge_unknown
+    _text("state"),  # held | ended; how it ended is in the ledger
     _int("step"),
     _int("remaining_nano_usd", null=True),
     _text("remaining_scope"),
@@ -308,5 +308,3 @@ audit = Table(
     _text("body"),  # JSON; never a secret
     Index("ix_audit_at_ms", "at_ms"),
 )
-
-meta = Table("meta", metadata, _id("name"), _text("value"))

@@ -1,7 +1,7 @@
-"""Transactions without IO: a generator yields statements and is sent their rows; a writer runs it on its store.
+"""Transactions without IO: a generator yields statements and is sent their rows; a runner performs it on its store.
 
 So admission and settlement are written once, and differ between SQLite and Postgres only in how statements run:
-on SQLite a whole transaction in one visit to one writer thread, on Postgres over a plain asyncpg connection.
+on SQLite a whole transaction in one visit to one thread, on Postgres over a plain asyncpg connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 _SQLITE_REWRITES = (
     (re.compile(r"= ANY\(\$(\d+)::text\[\]\)"), r"IN (SELECT value FROM json_each(?\1))"),
     (re.compile(r"\$(\d+)"), r"?\1"),
-    (re.compile(r"\s+FOR (UPDATE|SHARE)( SKIP LOCKED)?"), ""),
+    (re.compile(r"\s+FOR (UPDATE|SHARE)( OF \w+)?( SKIP LOCKED)?"), ""),
 )
 
 
@@ -36,6 +36,13 @@ class Sql:
         for pattern, replacement in _SQLITE_REWRITES:
             text = pattern.sub(replacement, text)
         self.sqlite = text
+
+    @classmethod
+    def of(cls, *, postgres: str, sqlite: str) -> Sql:
+        """For the few statements that have nothing in common."""
+        sql = cls(postgres)
+        sql.sqlite = sqlite
+        return sql
 
 
 class Fetch(NamedTuple):
@@ -59,7 +66,13 @@ class Each(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
-Step = Fetch | FetchEach | Each
+class Script(NamedTuple):
+    """Run statements as they stand (DDL), send back nothing."""
+
+    statements: Sequence[str]
+
+
+Step = Fetch | FetchEach | Each | Script
 Tx = Generator[Step, Sequence[Row], T]
 
 
@@ -79,7 +92,7 @@ class Conflict(Exception):
     """Another transaction was there first (unique index, deadlock); nothing was committed, run it again."""
 
 
-class Writer(Protocol):
+class Runner(Protocol):
     #: transactions that may run at the same time with profit
     flights: int
 

@@ -1,4 +1,4 @@
-"""Runs transactions on SQLite: one connection, one thread."""
+"""Runs transactions on SQLite: one connection, one thread, a whole transaction in one visit to it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.ports import Clock
-from gateway.storage.database import connect_sqlite
-from gateway.storage.transact import CommitUnknown, Conflict, Each, Fetch, Row, Step, StoreDown, Tx, json_text
+from gateway.storage.transact import (
+    CommitUnknown,
+    Conflict,
+    Each,
+    Fetch,
+    Row,
+    Script,
+    Step,
+    StoreDown,
+    Tx,
+    json_text,
+)
 
 T = TypeVar("T")
+
+#: How long a transaction waits for a writer of another process.
+BUSY_MS = 1_500
 _CONFLICTS = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 
 
-class SqliteWriter:
+class SqliteRunner:
+    """`reading`: transactions take no write lock, and see the database as it was when they began."""
+
     flights = 1
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, *, reading: bool = False) -> None:
         self._path = path
         self._clock = clock
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite-writer")
+        # A transaction that reads first and writes later could deadlock with another such one; IMMEDIATE cannot.
+        self._begin = "BEGIN" if reading else "BEGIN IMMEDIATE"
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
         self._connection: sqlite3.Connection | None = None
 
     async def run(self, tx: Callable[[], Tx[T]], timeout_s: float) -> T:
@@ -38,13 +55,13 @@ class SqliteWriter:
     def _run(self, tx: Callable[[], Tx[T]]) -> T:
         try:
             connection = self._connect()
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(self._begin)
         except sqlite3.OperationalError as e:
             raise StoreDown(str(e)) from e
         try:
             result = _drive(connection, tx())
         except sqlite3.IntegrityError as e:
-            connection.rollback()
+            self._rollback(connection)
             if e.sqlite_errorname in _CONFLICTS:
                 raise Conflict(str(e)) from e
             raise
@@ -65,8 +82,17 @@ class SqliteWriter:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = connect_sqlite(self._path)
-            self._connection.create_function("now_ms", 0, self._clock.now_ms)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self._path, isolation_level=None, check_same_thread=False, cached_statements=200
+            )
+            connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+            connection.execute("PRAGMA journal_mode=WAL")
+            # FULL survives power loss; NORMAL survives only the death of the process.
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
+            connection.create_function("now_ms", 0, self._clock.now_ms)
+            self._connection = connection
         return self._connection
 
     def _disconnect(self) -> None:
@@ -97,6 +123,10 @@ def _perform(connection: sqlite3.Connection, step: Step) -> Sequence[Row]:
         return connection.execute(step.sql.sqlite, [_bindable(a) for a in step.args]).fetchall()
     if isinstance(step, Each):
         connection.executemany(step.sql.sqlite, step.rows)
+        return ()
+    if isinstance(step, Script):
+        for statement in step.statements:
+            connection.execute(statement)
         return ()
     found: list[Row] = []
     for args in step.rows:

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from gateway.storage.database import POSTGRES_CONNECT_TIMEOUT_S
-from gateway.storage.transact import CommitUnknown, Conflict, Each, Fetch, Row, Step, StoreDown, Tx
+from gateway.storage.transact import CommitUnknown, Conflict, Each, Fetch, Row, Script, Step, StoreDown, Tx
 
 T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 2.0
 
 _CONFLICTS = (
     asyncpg.UniqueViolationError,
@@ -25,11 +26,11 @@ _UNWELL = (
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
     asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.SystemError,
+    asyncpg.PostgresSystemError,
 )
 
 
-class PostgresWriter:
+class PostgresRunner:
     flights = 2
 
     def __init__(self, dsn: str) -> None:
@@ -54,6 +55,7 @@ class PostgresWriter:
             reason = str(e) or type(e).__name__
             raise (CommitUnknown(reason, result) if committing else StoreDown(reason)) from e
         except _CONFLICTS as e:
+            healthy = await _rolled_back(connection, deadline)
             raise Conflict(str(e)) from e
         finally:
             if healthy:
@@ -90,8 +92,8 @@ class PostgresWriter:
             async with asyncio.timeout_at(deadline):
                 connection = await asyncpg.connect(
                     self._dsn,
-                    timeout=POSTGRES_CONNECT_TIMEOUT_S,
-                    server_settings={"application_name": "tollhouse-ledger"},
+                    timeout=CONNECT_TIMEOUT_S,
+                    server_settings={"application_name": "tollhouse"},
                 )
                 await connection.execute("BEGIN")
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as e:
@@ -99,6 +101,15 @@ class PostgresWriter:
                 connection.terminate()
             raise StoreDown(str(e) or type(e).__name__) from e
         return connection
+
+
+async def _rolled_back(connection: Any, deadline: float) -> bool:
+    try:
+        async with asyncio.timeout_at(deadline):
+            await connection.execute("ROLLBACK")
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return False
+    return True
 
 
 async def _drive(connection: Any, tx: Tx[T]) -> T:
@@ -118,6 +129,10 @@ async def _perform(connection: Any, step: Step) -> Sequence[Row]:
         rows = await connection.fetch(step.sql.postgres, *step.args)
     elif isinstance(step, Each):
         await connection.executemany(step.sql.postgres, step.rows)
+        rows = ()
+    elif isinstance(step, Script):
+        for statement in step.statements:
+            await connection.execute(statement)
         rows = ()
     else:
         rows = await connection.fetchmany(step.sql.postgres, step.rows)

@@ -1,0 +1,378 @@
+"""Keys, teams, budgets and tasks, as operators see and change them.
+
+Every change counts up the revision in its own transaction, which is how running replicas learn of it, and leaves
+a row in the audit trail. What is set to what it already is changes nothing. All raise `Unavailable` when the store
+is down.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from gateway.core import secrets
+from gateway.core.budget import Budget, OnExceed, at, first_window
+from gateway.core.errors import InvalidRequest, NotFound
+from gateway.core.identity import KeyRecord, RateLimit
+from gateway.core.money import MAX_NANO_USD
+from gateway.storage import budget_rows
+from gateway.storage.budget_rows import fresh_id
+from gateway.storage.database import Database
+from gateway.storage.keys import SELECT_KEYS, record_of
+from gateway.storage.tables import TOKEN_COLUMNS
+from gateway.storage.transact import Fetch, Row, Sql, Tx, json_text
+
+DEFAULT_TENANT = "default"
+DEFAULT_TEAM = "default"
+SCOPE_KINDS = ("tenant", "team", "key", "task")
+
+_NOW = Sql("SELECT now_ms()")
+_BUMP = Sql("UPDATE revision SET number = number + 1 RETURNING number")
+_AUDIT = Sql(
+    "INSERT INTO audit (audit_id, at_ms, actor, action, subject, body) VALUES ($1, $2, $3, $4, $5, $6)"
+)
+_TENANT = Sql("SELECT 1 FROM tenant WHERE tenant_id = $1")
+_ADD_TENANT = Sql("INSERT INTO tenant (tenant_id, name, created_at_ms) VALUES ($1, $1, $2)")
+_SELECT_TEAMS = (
+    "SELECT team_id, tenant_id, models, requests_per_min, tokens_per_min, concurrent, "
+    "default_task_budget_nano_usd FROM team"
+)
+_TEAMS = Sql(f"{_SELECT_TEAMS} ORDER BY team_id")
+_TEAM = Sql(f"{_SELECT_TEAMS} WHERE team_id = $1")
+_PUT_TEAM = Sql(
+    "INSERT INTO team (team_id, tenant_id, name, models, requests_per_min, tokens_per_min, concurrent, "
+    "default_task_budget_nano_usd, revision, created_at_ms) VALUES ($1, $2, $1, $3, $4, $5, $6, $7, $8, $9) "
+    "ON CONFLICT (team_id) DO UPDATE SET models = excluded.models, requests_per_min = excluded.requests_per_min, "
+    "tokens_per_min = excluded.tokens_per_min, concurrent = excluded.concurrent, "
+    "default_task_budget_nano_usd = excluded.default_task_budget_nano_usd, revision = excluded.revision"
+)
+_ADD_KEY = Sql(
+    "INSERT INTO virtual_key (key_id, secret_hmac, tenant_id, team_id, name, models, requests_per_min, "
+    "tokens_per_min, concurrent, expires_at_ms, task_id, labels, revision, created_at_ms) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+)
+_KEYS = Sql(f"{SELECT_KEYS} ORDER BY k.created_at_ms, k.key_id")
+_KEY = Sql(f"{SELECT_KEYS} WHERE k.key_id = $1")
+_REVOKE = Sql(
+    "UPDATE virtual_key SET revoked_at_ms = $2, revision = $3 WHERE key_id = $1 AND revoked_at_ms IS NULL"
+)
+_BUDGETS = Sql(f"SELECT {budget_rows.COLUMNS} FROM budget ORDER BY scope, budget_id")  # noqa: S608
+_BUDGET = Sql(
+    f"SELECT {budget_rows.COLUMNS} FROM budget "  # noqa: S608
+    'WHERE scope = $1 AND "window" = $2 AND zone = $3 FOR UPDATE'
+)
+_ADD_BUDGET = Sql(
+    'INSERT INTO budget (budget_id, scope, "window", zone, window_start_ms, window_end_ms, limit_nano_usd, '
+    "on_exceed, epoch, created_at_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0, $9)"
+)
+_CHANGE_BUDGET = Sql(
+    "UPDATE budget SET limit_nano_usd = $2, on_exceed = $3, epoch = epoch + 1 WHERE budget_id = $1"
+)
+_REMOVE_BUDGET = Sql("DELETE FROM budget WHERE budget_id = $1")
+_SELECT_TASKS = (
+    "SELECT task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, created_at_ms, "  # noqa: S608
+    "last_at_ms, steps, attempts, cost_nano_usd, list_cost_nano_usd, "
+    + ", ".join(TOKEN_COLUMNS)
+    + " FROM task"
+)
+_TASKS = Sql(
+    f"{_SELECT_TASKS} WHERE ($1 = '' OR key_id = $1) AND ($2 = '' OR team_id = $2) AND last_at_ms < $3 "
+    "ORDER BY last_at_ms DESC, task_id LIMIT $4"
+)
+_TASK = Sql(f"{_SELECT_TASKS} WHERE task_id = $1 OR external_id = $1 ORDER BY last_at_ms DESC LIMIT 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Owns keys and budgets. Empty `models` = all; `task_budget_nano_usd` = lifetime budget of each of its tasks."""
+
+    team_id: str
+    tenant_id: str = DEFAULT_TENANT
+    models: frozenset[str] = frozenset()
+    limit: RateLimit = field(default_factory=RateLimit)
+    task_budget_nano_usd: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One agent run and its totals. `tokens` has the keys of `tables.TOKEN_COLUMNS`."""
+
+    task_id: str
+    key_id: str
+    team_id: str
+    tenant_id: str
+    external_id: str
+    source: str
+    parent_task_id: str | None
+    state: str
+    created_at_ms: int
+    last_at_ms: int
+    steps: int
+    attempts: int
+    cost_nano_usd: int
+    list_cost_nano_usd: int
+    tokens: Mapping[str, int]
+
+
+class Accounts:
+    """`actor` is who changes things, for the audit trail."""
+
+    def __init__(self, database: Database, *, actor: str) -> None:
+        self._database = database
+        self._actor = actor
+
+    async def ensure_defaults(self) -> None:
+        """Make the tenant and the team "default" unless they exist."""
+        if not any(team.team_id == DEFAULT_TEAM for team in await self.list_teams()):
+            await self.put_team(Team(DEFAULT_TEAM))
+
+    async def put_team(self, team: Team) -> Team:
+        """Make a team, and its tenant, or change its models, limits and task budget; never its tenant."""
+        return await self._database.write(partial(self._put_team, team))
+
+    async def list_teams(self) -> list[Team]:
+        return [_team_of(row) for row in await self._rows(_TEAMS)]
+
+    async def create_key(
+        self,
+        *,
+        pepper: bytes,
+        name: str,
+        team_id: str = DEFAULT_TEAM,
+        models: Iterable[str] = (),
+        limit: RateLimit | None = None,
+        expires_at_ms: int | None = None,
+        task_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> tuple[KeyRecord, str]:
+        """The new key and its text, which is shown once and cannot be had again. `NotFound` without the team."""
+        record = KeyRecord(
+            key_id="",
+            secret_hmac=b"",
+            tenant_id="",
+            team_id=team_id,
+            name=name,
+            models=frozenset(models),
+            expires_at_ms=expires_at_ms,
+            limit=limit or RateLimit(),
+            task_id=task_id,
+            labels=dict(labels or {}),
+        )
+        return await self._database.write(partial(self._create_key, record, pepper))
+
+    async def list_keys(self) -> list[KeyRecord]:
+        """All keys, oldest first; revoked and expired ones too."""
+        return [record_of(row) for row in await self._rows(_KEYS)]
+
+    async def revoke_key(self, key_id: str) -> KeyRecord:
+        """The key as it is now; revoking twice keeps the first time. Raises `NotFound`."""
+        return await self._database.write(partial(self._revoke_key, key_id))
+
+    async def set_budget(
+        self,
+        scope: str,
+        limit_nano_usd: int,
+        window: str = "lifetime",
+        on_exceed: OnExceed = OnExceed.ERROR,
+        zone: str = "UTC",
+    ) -> Budget:
+        """Give a scope a budget, or change its limit; what was spent in the window stays spent.
+
+        A scope may have one budget per window. A new one counts from now on. Raises `InvalidRequest`, `NotFound`.
+        """
+        if not 0 <= limit_nano_usd <= MAX_NANO_USD:
+            raise InvalidRequest(f"a limit must be from 0 to {MAX_NANO_USD} nano-dollars", param="limit")
+        kind, _, name = scope.partition(":")
+        if kind not in SCOPE_KINDS or not name:
+            raise InvalidRequest(
+                f"{scope!r} is not a scope: write one of {', '.join(f'{k}:<id>' for k in SCOPE_KINDS)}",
+                param="scope",
+            )
+        try:
+            first_window(window, zone, 0)
+        except ValueError as e:
+            raise InvalidRequest(str(e), param="window") from None
+        return await self._database.write(
+            partial(self._set_budget, scope, limit_nano_usd, window, on_exceed, zone)
+        )
+
+    async def remove_budget(self, scope: str, window: str = "lifetime", zone: str = "UTC") -> None:
+        """Raises `NotFound`."""
+        await self._database.write(partial(self._remove_budget, scope, window, zone))
+
+    async def list_budgets(self) -> list[Budget]:
+        """All budgets as they stand now, by scope."""
+        return await self._database.read(_list_budgets)
+
+    async def list_tasks(
+        self, *, key_id: str = "", team_id: str = "", before_ms: int | None = None, limit: int = 100
+    ) -> list[Task]:
+        """The latest first; the next page is `before_ms` = the last one's `last_at_ms`."""
+        found = await self._rows(_TASKS, key_id, team_id, 2**62 if before_ms is None else before_ms, limit)
+        return [_task_of(row) for row in found]
+
+    async def get_task(self, task_id: str) -> Task:
+        """By its id, or by the id that its client gave it (the latest with that id). Raises `NotFound`."""
+        found = await self._rows(_TASK, task_id)
+        if not found:
+            raise NotFound(f"there is no task {task_id}")
+        return _task_of(found[0])
+
+    # --- transactions --------------------------------------------------------------------------------
+
+    async def _rows(self, sql: Sql, *args: Any) -> list[Row]:
+        def tx() -> Tx[list[Row]]:
+            return list((yield Fetch(sql, args)))
+
+        return await self._database.read(tx)
+
+    def _record(self, action: str, subject: str, body: Mapping[str, Any]) -> Tx[tuple[int, int]]:
+        """Count up the revision and write the audit row; returns (revision, now)."""
+        revision: int = (yield Fetch(_BUMP))[0][0]
+        now_ms: int = (yield Fetch(_NOW))[0][0]
+        yield Fetch(_AUDIT, (fresh_id("aud", now_ms), now_ms, self._actor, action, subject, json_text(body)))
+        return revision, now_ms
+
+    def _put_team(self, team: Team) -> Tx[Team]:
+        found = yield Fetch(_TEAM, (team.team_id,))
+        if found:
+            team = replace(team, tenant_id=found[0][1])
+            if _team_of(found[0]) == team:
+                return team
+        revision, now_ms = yield from self._record(
+            "team.put",
+            f"team:{team.team_id}",
+            {"models": sorted(team.models), "limit": team.limit, "task_budget": team.task_budget_nano_usd},
+        )
+        if not (yield Fetch(_TENANT, (team.tenant_id,))):
+            yield Fetch(_ADD_TENANT, (team.tenant_id, now_ms))
+        yield Fetch(
+            _PUT_TEAM,
+            (
+                team.team_id,
+                team.tenant_id,
+                json_text(sorted(team.models)),
+                team.limit.requests_per_min,
+                team.limit.tokens_per_min,
+                team.limit.concurrent,
+                team.task_budget_nano_usd,
+                revision,
+                now_ms,
+            ),
+        )
+        return team
+
+    def _create_key(self, record: KeyRecord, pepper: bytes) -> Tx[tuple[KeyRecord, str]]:
+        teams = yield Fetch(_TEAM, (record.team_id,))
+        if not teams:
+            raise NotFound(f"there is no team {record.team_id}")
+        team = _team_of(teams[0])
+        key_id, secret = secrets.new_key(
+            os.urandom(secrets.ID_RANDOM_BYTES), os.urandom(secrets.SECRET_RANDOM_BYTES)
+        )
+        record = replace(
+            record,
+            key_id=key_id,
+            secret_hmac=secrets.hmac_of(pepper, secret),
+            tenant_id=team.tenant_id,
+            team_models=team.models,
+            team_limit=team.limit,
+        )
+        revision, now_ms = yield from self._record(
+            "key.create", f"key:{key_id}", {"name": record.name, "team_id": record.team_id}
+        )
+        yield Fetch(
+            _ADD_KEY,
+            (
+                key_id,
+                record.secret_hmac,
+                record.tenant_id,
+                record.team_id,
+                record.name,
+                json_text(sorted(record.models)),
+                record.limit.requests_per_min,
+                record.limit.tokens_per_min,
+                record.limit.concurrent,
+                record.expires_at_ms,
+                record.task_id,
+                json_text(dict(record.labels)),
+                revision,
+                now_ms,
+            ),
+        )
+        return record, secrets.key_text(key_id, secret)
+
+    def _revoke_key(self, key_id: str) -> Tx[KeyRecord]:
+        found = yield Fetch(_KEY, (key_id,))
+        if not found:
+            raise NotFound(f"there is no key {key_id}")
+        record = record_of(found[0])
+        if record.revoked_at_ms is not None:
+            return record
+        revision, now_ms = yield from self._record("key.revoke", f"key:{key_id}", {})
+        yield Fetch(_REVOKE, (key_id, now_ms, revision))
+        return replace(record, revoked_at_ms=now_ms)
+
+    def _set_budget(self, scope: str, limit: int, window: str, on_exceed: OnExceed, zone: str) -> Tx[Budget]:
+        yield from _refuse_unknown(scope)
+        found = yield Fetch(_BUDGET, (scope, window, zone))
+        now_ms: int = (yield Fetch(_NOW))[0][0]
+        body = {"limit_nano_usd": limit, "window": window, "zone": zone, "on_exceed": on_exceed}
+        if not found:
+            yield from self._record("budget.set", scope, body)
+            start_ms, end_ms = first_window(window, zone, now_ms)
+            budget_id = fresh_id("bud", now_ms)
+            yield Fetch(
+                _ADD_BUDGET,
+                (budget_id, scope, window, zone, start_ms, end_ms, limit, on_exceed.value, now_ms),
+            )
+        else:
+            before = budget_rows.budget_of(found[0])
+            if (before.limit_nano_usd, before.on_exceed) != (limit, on_exceed):
+                yield from self._record("budget.set", scope, {**body, "before": before.limit_nano_usd})
+                yield Fetch(_CHANGE_BUDGET, (before.budget_id, limit, on_exceed.value))
+        after = budget_rows.budget_of((yield Fetch(_BUDGET, (scope, window, zone)))[0])
+        return (yield from budget_rows.with_earlier([at(after, now_ms)], now_ms))[0]
+
+    def _remove_budget(self, scope: str, window: str, zone: str) -> Tx[None]:
+        found = yield Fetch(_BUDGET, (scope, window, zone))
+        if not found:
+            raise NotFound(f"{scope} has no budget per {window} in {zone}")
+        budget = budget_rows.budget_of(found[0])
+        yield from self._record("budget.remove", scope, {"window": window, "zone": zone})
+        yield Fetch(_REMOVE_BUDGET, (budget.budget_id,))
+
+
+def _refuse_unknown(scope: str) -> Tx[None]:
+    """A budget on a team or key that does not exist limits nothing; whoever sets it has mistyped."""
+    kind, _, name = scope.partition(":")
+    sql = {"tenant": _TENANT, "team": _TEAM, "key": _KEY}.get(kind)
+    if sql is not None and not (yield Fetch(sql, (name,))):
+        raise NotFound(f"there is no {kind} {name}")
+
+
+def _list_budgets() -> Tx[list[Budget]]:
+    now_ms: int = (yield Fetch(_NOW))[0][0]
+    budgets = [at(budget_rows.budget_of(row), now_ms) for row in (yield Fetch(_BUDGETS))]
+    return (yield from budget_rows.with_earlier(budgets, now_ms))
+
+
+def _team_of(row: Row) -> Team:
+    team_id, tenant_id, models, requests, tokens, concurrent, task_budget = row
+    return Team(
+        team_id,
+        tenant_id,
+        msgspec.json.decode(models, type=frozenset[str]),
+        RateLimit(requests, tokens, concurrent),
+        task_budget,
+    )
+
+
+def _task_of(row: Row) -> Task:
+    named = dict(zip(_TASK_COLUMNS, row, strict=False))
+    return Task(**named, tokens=dict(zip(TOKEN_COLUMNS, row[len(_TASK_COLUMNS) :], strict=True)))

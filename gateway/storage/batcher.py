@@ -1,0 +1,96 @@
+"""Folds calls that come at the same time into one flight: a batch is whatever queued during the last one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+BATCH_MAX = 256
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Batcher(Generic[Item, Answer]):
+    """`fly` answers a batch, item by item, with a value or an exception.
+
+    `unclaimed` is told of answers whose caller has gone while they flew. Owns its flights: `drain` waits for all.
+    """
+
+    def __init__(
+        self,
+        fly: Callable[[list[Item]], Awaitable[list[Answer | Exception]]],
+        flights: int,
+        name: str,
+        unclaimed: Callable[[Item, Answer], None] = lambda _item, _answer: None,
+        batch_max: int = BATCH_MAX,
+    ) -> None:
+        self._fly = fly
+        self._flights_max = flights
+        self._name = name
+        self._unclaimed = unclaimed
+        self._batch_max = batch_max
+        self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._flights: set[asyncio.Task[None]] = set()
+        #: flights that still look at the queue; a task stays in `_flights` for a moment longer
+        self._taking = 0
+
+    def submit(self, item: Item) -> asyncio.Future[Answer]:
+        """A future of the answer. An item whose future is cancelled before its flight starts is left out."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, future))
+        if self._taking < self._flights_max:
+            self._taking += 1
+            task = asyncio.create_task(self._fly_all(), name=self._name)
+            self._flights.add(task)
+            task.add_done_callback(self._flights.discard)
+        return future
+
+    def fail_waiting(self, error: Callable[[], Exception]) -> None:
+        """Answer everything that waits for a flight: the store is down, and waiting does not help."""
+        while self._queue:
+            _, future = self._queue.popleft()
+            if not future.done():
+                future.set_exception(error())
+
+    async def drain(self) -> None:
+        """Returns when nothing is queued or flying."""
+        while self._flights:
+            await asyncio.wait(set(self._flights))
+
+    async def _fly_all(self) -> None:
+        try:
+            while self._queue:
+                batch = self._take()
+                if batch:
+                    self._deliver(batch, await self._answers([item for item, _ in batch]))
+        finally:
+            self._taking -= 1
+
+    def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        batch: list[tuple[Item, asyncio.Future[Answer]]] = []
+        while self._queue and len(batch) < self._batch_max:
+            item, future = self._queue.popleft()
+            if not future.done():
+                batch.append((item, future))
+        return batch
+
+    async def _answers(self, items: list[Item]) -> list[Answer | Exception]:
+        try:
+            return await self._fly(items)
+        except Exception as e:  # a mistake in `fly` must not leave its callers waiting for ever
+            return [e] * len(items)
+
+    def _deliver(
+        self, batch: list[tuple[Item, asyncio.Future[Answer]]], answers: list[Answer | Exception]
+    ) -> None:
+        for (item, future), answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                if not future.done():
+                    future.set_exception(answer)
+            elif future.done():
+                self._unclaimed(item, answer)
+            else:
+                future.set_result(answer)

@@ -1,0 +1,191 @@
+"""Ledger entries as rows, and the sums that are derived from them in the same transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from gateway.core.entry import Attempt, Kind, Outcome
+from gateway.core.ids import ms_of
+from gateway.storage.tables import TOKEN_COLUMNS, USAGE_KEYS, USAGE_SUMS, ledger
+from gateway.storage.transact import Each, Sql, Tx
+
+_HOUR_MS = 3_600_000
+_LEDGER_COLUMNS = tuple(c.name for c in ledger.columns)
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    values = ", ".join(f"${i + 1}" for i in range(len(columns)))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values})"  # noqa: S608
+
+
+_INSERT_ENTRY = Sql(_insert("ledger", _LEDGER_COLUMNS))
+_ADD_USAGE = Sql(
+    _insert("usage_hour", (*USAGE_KEYS, *USAGE_SUMS))
+    + f" ON CONFLICT ({', '.join(USAGE_KEYS)}) DO UPDATE SET "
+    + ", ".join(f"{c} = usage_hour.{c} + excluded.{c}" for c in USAGE_SUMS)
+)
+_TASK_SUMS = ("attempts", "cost_nano_usd", "list_cost_nano_usd", *TOKEN_COLUMNS)
+_ADD_TO_TASK = Sql(
+    "UPDATE task SET "  # noqa: S608
+    + ", ".join(f"{c} = {c} + ${i + 3}" for i, c in enumerate(_TASK_SUMS))
+    + ", last_at_ms = CASE WHEN last_at_ms < $2 THEN $2 ELSE last_at_ms END WHERE task_id = $1"
+)
+_ENSURE_TASK = Sql(
+    "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, "
+    "created_at_ms, last_at_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $8) ON CONFLICT DO NOTHING"
+)
+
+S = TypeVar("S", Attempt, Outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry about to be written. `amount`, `list_cost` and `tokens` are signed differences in a `correct`."""
+
+    entry_id: str
+    attempt: Attempt
+    outcome: Outcome
+    kind: Kind
+    amount_nano_usd: int
+    list_cost_nano_usd: int
+    tokens: tuple[int, ...]  # as TOKEN_COLUMNS
+    hold_nano_usd: int
+    step: int
+    budgets: str
+
+
+def tokens_of(outcome: Outcome) -> tuple[int, ...]:
+    u = outcome.usage
+    return (
+        u.input_uncached,
+        u.cache_read,
+        u.cache_write_5m,
+        u.cache_write_1h,
+        u.cache_write_12h,
+        u.output,
+        u.reasoning,
+    )
+
+
+def storable(fact: S) -> S:
+    """The same with text that both stores take: clients send NULs, and lone surrogates come from odd headers."""
+    changed = {}
+    for name in _TEXT_FIELDS[type(fact)]:
+        text = getattr(fact, name)
+        if text is not None and not text.isprintable():
+            changed[name] = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    return replace(fact, **changed) if changed else fact
+
+
+_TEXT_FIELDS = {
+    kind: tuple(f.name for f in fields(kind) if f.type in ("str", "str | None"))
+    for kind in (Attempt, Outcome)
+}
+
+
+def write(entries: Sequence[Entry], replica_id: str, now_ms: int) -> Tx[None]:
+    """Insert entries; `Conflict` if one is there already. `add_up` follows, after the budgets are locked."""
+    yield Each(_INSERT_ENTRY, [_ledger_row(e, replica_id, now_ms) for e in entries])
+
+
+def add_up(entries: Sequence[Entry], now_ms: int) -> Tx[None]:
+    """Add entries to the hourly usage and to their tasks, both in the order of their keys (against deadlock)."""
+    usage: dict[tuple[Any, ...], list[int]] = {}
+    tasks: dict[str, list[int]] = {}
+    for e in entries:
+        a = e.attempt
+        terminal = e.kind is not Kind.CORRECT
+        retry = a.attempt_no > 1
+        sums = (
+            int(terminal),
+            int(terminal and bool(e.outcome.error)),
+            int(terminal and retry),
+            e.amount_nano_usd if retry else 0,
+            e.amount_nano_usd,
+            e.list_cost_nano_usd,
+            *e.tokens,
+        )
+        hour_ms = ms_of(a.attempt_id) // _HOUR_MS * _HOUR_MS
+        key = (hour_ms, a.tenant_id, a.team_id, a.key_id, a.model, a.provider, a.deployment, a.tier, a.client)
+        _add(usage, key, sums)
+        _add(tasks, a.task_id, (int(terminal), e.amount_nano_usd, e.list_cost_nano_usd, *e.tokens))
+    yield Each(_ADD_USAGE, [(*key, *usage[key]) for key in sorted(usage)])
+    yield Each(_ADD_TO_TASK, [(task_id, now_ms, *tasks[task_id]) for task_id in sorted(tasks)])
+
+
+def ensure_tasks(attempts: Iterable[Attempt], now_ms: int) -> Tx[None]:
+    """Make rows for tasks that the store has lost together with their holds."""
+    by_task = {a.task_id: a for a in attempts}
+    yield Each(
+        _ENSURE_TASK,
+        [
+            (
+                a.task_id,
+                a.key_id,
+                a.team_id,
+                a.tenant_id,
+                a.task_external_id,
+                a.task_source,
+                a.parent_task_id,
+                now_ms,
+            )
+            for a in (by_task[t] for t in sorted(by_task))
+        ],
+    )
+
+
+def _add(into: dict[Any, list[int]], key: Any, sums: tuple[int, ...]) -> None:
+    known = into.get(key)
+    if known is None:
+        into[key] = list(sums)
+    else:
+        for i, n in enumerate(sums):
+            known[i] += n
+
+
+def _ledger_row(e: Entry, replica_id: str, now_ms: int) -> tuple[Any, ...]:
+    a, o = e.attempt, e.outcome
+    return (
+        ms_of(a.attempt_id),
+        e.entry_id,
+        a.attempt_id,
+        e.kind.value,
+        e.amount_nano_usd,
+        e.list_cost_nano_usd,
+        e.hold_nano_usd,
+        e.step,
+        now_ms,
+        e.budgets,
+        replica_id,
+        a.request_id,
+        a.tenant_id,
+        a.team_id,
+        a.key_id,
+        a.task_id,
+        a.parent_task_id,
+        a.attempt_no,
+        a.operation,
+        a.client,
+        a.model_requested,
+        a.model,
+        a.upstream_model,
+        a.provider,
+        a.deployment,
+        a.tier,
+        a.rule,
+        a.stream,
+        a.started_at_ms,
+        *e.tokens,
+        o.quality.value,
+        o.price_version,
+        o.finish,
+        o.status,
+        o.error,
+        o.latency_ms,
+        o.first_token_ms,
+        o.upstream_request_id,
+        o.service_tier,
+        o.note,
+    )

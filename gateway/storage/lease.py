@@ -1,0 +1,83 @@
+"""A replica's lease: the row that says it is alive, and what becomes of holds when it is not.
+
+Only the authority's clock decides. A replica with an expired lease is kept from admitting by the admitting
+transaction itself; what it still settles is taken.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.core.entry import Attempt, Kind, Outcome
+from gateway.core.usage import Quality, Usage
+from gateway.storage.admission import Lease
+from gateway.storage.settlement import Ending, settle
+from gateway.storage.transact import Fetch, Sql, Tx
+
+_REGISTER = Sql(
+    "INSERT INTO replica (replica_id, epoch, started_at_ms, expires_at_ms) "
+    "VALUES ($1, 1, now_ms(), now_ms() + $2) ON CONFLICT (replica_id) DO UPDATE SET "
+    "epoch = replica.epoch + 1, started_at_ms = now_ms(), expires_at_ms = now_ms() + $2 RETURNING epoch"
+)
+_EXPIRE_OTHERS = Sql("UPDATE replica SET expires_at_ms = 0 WHERE replica_id <> $1 AND expires_at_ms > 0")
+_RENEW = Sql(
+    "UPDATE replica SET expires_at_ms = now_ms() + $3 WHERE replica_id = $1 AND epoch = $2 RETURNING epoch"
+)
+#: A former run of a replica is dead since the next one started, its last run since its lease ended.
+_DEAD_HOLDS = Sql(
+    "SELECT h.attempt, h.amount_nano_usd FROM hold h LEFT JOIN replica r ON r.replica_id = h.replica_id "
+    "WHERE h.state = 'held' AND $1 <= now_ms() - CASE WHEN r.epoch > h.replica_epoch THEN r.started_at_ms "
+    "WHEN r.epoch = h.replica_epoch THEN r.expires_at_ms ELSE h.created_at_ms END "
+    "ORDER BY h.attempt_id LIMIT 256 FOR UPDATE OF h SKIP LOCKED"
+)
+_FORGET = Sql(
+    "DELETE FROM hold WHERE attempt_id IN (SELECT attempt_id FROM hold WHERE state = 'ended' "
+    "AND created_at_ms < now_ms() - $1 LIMIT 5000) RETURNING 1"
+)
+_attempt = msgspec.json.Decoder(Attempt)
+
+
+def register(replica_id: str, ttl_ms: int, alone: bool) -> Tx[Lease]:
+    """Begin a run. `alone`: no other replica can be alive (SQLite), so their leases end now."""
+    epoch = (yield Fetch(_REGISTER, (replica_id, ttl_ms)))[0][0]
+    if alone:
+        yield Fetch(_EXPIRE_OTHERS, (replica_id,))
+    return Lease(replica_id, epoch)
+
+
+def renew(lease: Lease, ttl_ms: int) -> Tx[bool]:
+    """True if the lease now lasts `ttl_ms` from now; False if another process has taken over its id."""
+    return bool((yield Fetch(_RENEW, (lease.replica_id, lease.epoch, ttl_ms))))
+
+
+def reap(replica_id: str, grace_ms: int) -> Tx[int]:
+    """Charge up to 256 holds of replicas that are dead for `grace_ms`, at their bound. Returns how many."""
+    rows = yield Fetch(_DEAD_HOLDS, (grace_ms,))
+    endings = [Ending(_attempt.decode(attempt), _charge(amount)) for attempt, amount in rows]
+    if endings:
+        # Careful: a hold whose COMMIT was lost may have turned up after its entry; it is released, not charged.
+        yield from settle(endings, replica_id, careful=True)
+    return len(endings)
+
+
+def forget(older_than_ms: int) -> Tx[int]:
+    """Delete up to 5,000 ended holds; the ledger has all that they said."""
+    return len((yield Fetch(_FORGET, (older_than_ms,))))
+
+
+def _charge(amount_nano_usd: int) -> Outcome:
+    return Outcome(
+        kind=Kind.CHARGE_UNKNOWN,
+        usage=Usage(),
+        quality=Quality.UNKNOWN,
+        cost_nano_usd=amount_nano_usd,
+        list_cost_nano_usd=amount_nano_usd,
+        price_version="",
+        finish="error",
+        status=0,
+        error="replica_lost",
+        latency_ms=0,
+        first_token_ms=None,
+        upstream_request_id="",
+        note="the replica that sent this died before it knew the usage; charged at the bound",
+    )

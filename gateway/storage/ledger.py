@@ -1,0 +1,436 @@
+"""The ledger on SQLite or Postgres: what `ports.Ledger` promises, out of batches, a journal and a lease.
+
+    reserve -> negative cache -> batcher -> admission.admit   one transaction per flight
+    settle  -> batcher -> settlement.settle                   one transaction per flight
+                  store down -> journal -> replay             when it is back, and at the next start
+
+A failed COMMIT may have happened. Holds are then looked for by attempt id; settlements go to the journal, whose
+replay does nothing to what is already ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.core.budget import Budget, exhausted
+from gateway.core.entry import Attempt, Granted, Kind, Outcome, Refused, Settled
+from gateway.core.errors import LedgerUnavailable
+from gateway.core.ids import ms_of
+from gateway.core.money import MAX_NANO_USD
+from gateway.core.usage import Quality, Usage
+from gateway.storage import budget_rows
+from gateway.storage import lease as leases
+from gateway.storage.admission import Ask, Budgeted, Fenced, Lease, LeaseExpired, admit, granted_before
+from gateway.storage.batcher import BATCH_MAX, Batcher
+from gateway.storage.database import Database
+from gateway.storage.entry_rows import storable
+from gateway.storage.journal import Journal, read_segment
+from gateway.storage.partitions import ensure_partitions
+from gateway.storage.settlement import Ending, settle
+from gateway.storage.transact import CommitUnknown, Conflict, StoreDown, Tx
+
+T = TypeVar("T")
+
+#: How long a request waits for a store that does not answer.
+STORE_TIMEOUT_S = 2.0
+LEASE_TTL_S = 30.0
+LEASE_RENEW_S = 10.0
+REPLAY_EVERY_S = 0.5
+REFUSAL_TTL_S = 1.0
+_CONFLICTS_MAX = 5
+_REFUSALS_MAX = 10_000
+_log = logging.getLogger(__name__)
+
+
+class SqlLedger:
+    """The authority for money. Made by `open`; `close` drains it, and leaves the database open.
+
+    `task_limit_nano_usd` is the lifetime budget of every task whose team sets none.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        replica_id: str,
+        journal: Journal,
+        task_limit_nano_usd: int | None,
+    ) -> None:
+        self._database = database
+        self._clock = database.clock
+        self._journal = journal
+        self._task_limit = task_limit_nano_usd
+        self._writer = database.writer
+        self._lease = Lease(replica_id, 0)
+        self._budgeted: Budgeted | None = None
+        self._refusals: dict[str, tuple[float, Refused]] = {}
+        flights = self._writer.flights
+        self._admissions: Batcher[Ask, Granted | Refused] = Batcher(
+            self._admit, flights, "admit", self._give_back
+        )
+        self._settlements: Batcher[Ending, Settled] = Batcher(self._settle, flights, "settle")
+        self._failed_at = float("-inf")
+        self._adrift: list[Ending] = []  # what neither the store nor the journal took
+        self._replaying = asyncio.Lock()
+        self._closing = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(
+        cls,
+        database: Database,
+        *,
+        replica_id: str,
+        journal_dir: Path,
+        task_limit_nano_usd: int | None = None,
+    ) -> SqlLedger:
+        """Take the lease, post what the last run of this replica left in its journal, and begin.
+
+        On SQLite, holds of former runs are then charged at their bounds: nobody else can end them. Raises
+        `LedgerUnavailable` if the store does not answer.
+        """
+        ledger = cls(database, replica_id, Journal(journal_dir, replica_id), task_limit_nano_usd)
+        alone = database.sqlite_path is not None
+        try:
+            ledger._lease = await ledger._run(partial(leases.register, replica_id, _ms(LEASE_TTL_S), alone))
+            await ledger.replay()
+            if alone:
+                await ledger.reap(0)
+            await ledger.ensure_partitions()
+        except StoreDown as e:
+            raise LedgerUnavailable(f"the ledger's database does not answer: {e}") from e
+        ledger._tasks = [
+            asyncio.create_task(ledger._every(LEASE_RENEW_S, ledger._heartbeat), name="lease"),
+            asyncio.create_task(ledger._every(REPLAY_EVERY_S, ledger._replay_if_pending), name="replay"),
+        ]
+        return ledger
+
+    async def close(self) -> None:
+        """Finish what is under way, end the lease, and keep what could not be posted in the journal."""
+        self._closing.set()
+        await self._admissions.drain()
+        await self._settlements.drain()
+        await asyncio.gather(*self._tasks)
+        try:
+            await self._replay_if_pending()
+            await self._run(partial(leases.renew, self._lease, 0))
+        except StoreDown as e:
+            _log.warning("the ledger's database did not answer at the end: %s", e)
+        if self._adrift:
+            await self._journal.append(self._adrift)
+        await self._journal.close()
+
+    @property
+    def available(self) -> bool:
+        """False while the last thing that the store was asked for failed, or the journal's disk does."""
+        return self._failed_at == float("-inf") and not self._adrift
+
+    # --- ports.Ledger ----------------------------------------------------------------------------------
+
+    async def reserve(
+        self,
+        attempt: Attempt,
+        scopes: Sequence[str],
+        amount_nano_usd: int | None,
+        min_amount_nano_usd: int | None,
+    ) -> Granted | Refused:
+        known = self._known_refusal(scopes, amount_nano_usd, min_amount_nano_usd)
+        if known is not None:
+            return known
+        if self._adrift:
+            raise LedgerUnavailable("the ledger's journal cannot be written")
+        ms_of(attempt.attempt_id)
+        for amount in (amount_nano_usd, min_amount_nano_usd):
+            if amount is not None and not 0 <= amount <= MAX_NANO_USD:
+                raise ValueError(f"a hold must be from 0 to {MAX_NANO_USD} nano-dollars, not {amount}")
+        ask = Ask(storable(attempt), tuple(scopes), amount_nano_usd, min_amount_nano_usd)
+        future = self._admissions.submit(ask)
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._give_back(ask, future.result())
+            raise
+        if isinstance(answer, Refused) and exhausted(answer, min_amount_nano_usd):
+            self._remember_refusal(answer)
+        return answer
+
+    async def settle(self, attempt: Attempt, outcome: Outcome) -> Settled:
+        # Shielded: a caller that is cancelled must not take its settlement out of the queue.
+        return await asyncio.shield(self._settlements.submit(Ending(storable(attempt), storable(outcome))))
+
+    # --- for operators and jobs ------------------------------------------------------------------------
+
+    async def snapshot(self, scope: str) -> list[Budget]:
+        """The budgets of a scope as they stand now. Raises `LedgerUnavailable`."""
+        try:
+            return await self._run(partial(budget_rows.read, scope))
+        except StoreDown as e:
+            raise LedgerUnavailable from e
+
+    def revision_changed(self) -> None:
+        """A key, team or budget changed somewhere: known refusals may be wrong now."""
+        self._refusals.clear()
+
+    async def reap(self, grace_ms: int) -> int:
+        """Charge all holds of replicas that are dead for `grace_ms`, at their bounds. Returns how many."""
+        return await self._until_none(lambda: leases.reap(self._lease.replica_id, grace_ms))
+
+    async def forget_holds(self, older_than_ms: int) -> int:
+        """Delete holds that ended, if they began longer ago than that. Returns how many."""
+        return await self._until_none(lambda: leases.forget(older_than_ms))
+
+    async def ensure_partitions(self) -> None:
+        """Make the ledger's monthly partitions of Postgres for the months to come; nothing on SQLite."""
+        await self._run(partial(ensure_partitions, self._database.postgres_dsn is not None))
+
+    async def replay(self) -> int:
+        """Post all that waits in the journal. Returns how much; raises `StoreDown` if the store is still down."""
+        async with self._replaying:
+            adrift, self._adrift = self._adrift, []
+            posted = 0
+            try:
+                posted += await self._post_again(adrift)
+            except StoreDown:
+                self._adrift += adrift
+                raise
+            for segment in await self._journal.close_segment():
+                posted += await self._post_again(await asyncio.to_thread(read_segment, segment))
+                await self._journal.drop(segment)
+        return posted
+
+    # --- flights ---------------------------------------------------------------------------------------
+
+    async def _admit(self, asks: list[Ask]) -> list[Granted | Refused | Exception]:
+        careful = False
+        deadline = self._clock.monotonic() + STORE_TIMEOUT_S
+        for _ in range(_CONFLICTS_MAX):
+            tx = partial(admit, asks, self._lease, self._budgeted, self._task_limit, careful)
+            try:
+                admitted = await self._run(tx, deadline)
+            except Conflict:
+                careful = True
+            except LeaseExpired:
+                await self._renew_quietly(deadline)
+            except Fenced as e:
+                return self._unavailable(asks, e)
+            except CommitUnknown as e:
+                return await self._look_for(asks, e.result.answers, deadline)
+            except StoreDown as e:
+                self._admissions.fail_waiting(lambda: LedgerUnavailable())
+                return self._unavailable(asks, e)
+            except Exception as e:
+                if len(asks) == 1:
+                    return [e]
+                return [answer for ask in asks for answer in await self._admit([ask])]
+            else:
+                self._budgeted = admitted.budgeted
+                return [*admitted.answers]
+        return self._unavailable(asks, "the store was too busy")
+
+    async def _look_for(
+        self, asks: list[Ask], answers: list[Granted | Refused], deadline: float
+    ) -> list[Granted | Refused | Exception]:
+        """After a COMMIT without an answer: the answers, if it happened; else nothing may be left held."""
+        granted = [ask for ask, answer in zip(asks, answers, strict=True) if isinstance(answer, Granted)]
+        ids = [ask.attempt.attempt_id for ask in granted]
+        try:
+            found = await self._run(partial(granted_before, ids), deadline + STORE_TIMEOUT_S / 2)
+            if found or not ids:
+                return [*answers]
+        except (StoreDown, Conflict):
+            pass  # not known even now: told below, and voided when the store is back
+        for ask in granted:
+            self._void(ask.attempt)
+        return self._unavailable(asks, "the answer to a COMMIT was lost")
+
+    async def _settle(self, endings: list[Ending]) -> list[Settled | Exception]:
+        # Right after a failure the store is not asked again: each flight would wait for its time-out.
+        if self._clock.monotonic() - self._failed_at < REPLAY_EVERY_S:
+            return await self._to_journal(endings)
+        first, again = _split(endings)
+        answers: dict[int, Settled | Exception] = {}
+        try:
+            answers.update(zip(map(id, first), await self._post(first), strict=True))
+        except StoreDown:
+            return await self._to_journal(endings)
+        except Exception as e:
+            if len(endings) == 1:
+                _log.exception("the store refuses the settlement of %s", endings[0].attempt.attempt_id)
+                await self._journal.set_aside(endings[0])
+                return [e]
+            return [answer for ending in endings for answer in await self._settle([ending])]
+        if again:
+            answers.update(zip(map(id, again), await self._settle(again), strict=True))
+        return [answers[id(ending)] for ending in endings]
+
+    async def _post(self, endings: Sequence[Ending]) -> list[Settled]:
+        careful = False
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                return await self._run(partial(settle, endings, self._lease.replica_id, careful))
+            except Conflict:
+                careful = True
+        raise StoreDown("the store was too busy")
+
+    async def _post_again(self, endings: Sequence[Ending]) -> int:
+        waiting = list(endings)
+        while waiting:
+            batch, later = _split(waiting[:BATCH_MAX])
+            waiting = later + waiting[BATCH_MAX:]
+            try:
+                await self._post(batch)
+            except StoreDown:
+                raise
+            except Exception:
+                for ending in batch:
+                    await self._post_or_set_aside(ending)
+        return len(endings)
+
+    async def _post_or_set_aside(self, ending: Ending) -> None:
+        try:
+            await self._post([ending])
+        except StoreDown:
+            raise
+        except Exception:
+            _log.exception("the store refuses the settlement of %s", ending.attempt.attempt_id)
+            await self._journal.set_aside(ending)
+
+    async def _to_journal(self, endings: list[Ending]) -> list[Settled | Exception]:
+        try:
+            await self._journal.append(endings)
+        except OSError:
+            _log.exception("the journal cannot be written; %d settlements are kept in memory", len(endings))
+            self._adrift += endings
+        return [Settled.SETTLED] * len(endings)
+
+    def _give_back(self, ask: Ask, answer: Granted | Refused) -> None:
+        """The caller went away while its hold was made, so nothing was sent."""
+        if isinstance(answer, Granted):
+            self._void(ask.attempt)
+
+    def _void(self, attempt: Attempt) -> None:
+        self._settlements.submit(Ending(attempt, _never_sent())).add_done_callback(_retrieve)
+
+    # --- the store -------------------------------------------------------------------------------------
+
+    async def _run(self, tx: Callable[[], Tx[T]], deadline: float | None = None) -> T:
+        timeout_s = STORE_TIMEOUT_S if deadline is None else deadline - self._clock.monotonic()
+        if timeout_s <= 0:
+            raise StoreDown("out of time")
+        try:
+            result = await self._writer.run(tx, timeout_s)
+        except StoreDown as e:
+            self._failed_at = self._clock.monotonic()
+            _log.warning("the ledger's database failed: %s", e)
+            raise
+        self._failed_at = float("-inf")
+        return result
+
+    async def _until_none(self, tx: Callable[[], Tx[int]]) -> int:
+        total = 0
+        try:
+            while n := await self._run(tx):
+                total += n
+        except StoreDown as e:
+            raise LedgerUnavailable from e
+        return total
+
+    def _unavailable(self, asks: Sequence[Ask], why: object) -> list[Granted | Refused | Exception]:
+        _log.warning("%d holds refused: %s", len(asks), why)
+        return [LedgerUnavailable() for _ in asks]
+
+    async def _renew_quietly(self, deadline: float) -> None:
+        """If this fails, the next try to admit says why."""
+        try:
+            await self._run(partial(leases.renew, self._lease, _ms(LEASE_TTL_S)), deadline)
+        except (StoreDown, Conflict):
+            pass
+
+    async def _heartbeat(self) -> None:
+        if not await self._run(partial(leases.renew, self._lease, _ms(LEASE_TTL_S))):
+            _log.error(
+                "another process has registered as replica %s; admitting nothing", self._lease.replica_id
+            )
+
+    async def _replay_if_pending(self) -> None:
+        if self._journal.pending or self._adrift:
+            _log.info("posted %d settlements from the journal", await self.replay())
+
+    async def _every(self, seconds: float, do: Callable[[], Awaitable[None]]) -> None:
+        while not self._closing.is_set():
+            try:
+                await asyncio.wait_for(self._closing.wait(), seconds)
+            except TimeoutError:
+                pass
+            else:
+                return
+            try:
+                await do()
+            except (StoreDown, Conflict):
+                pass  # logged where it failed; the next turn tries again
+
+    # --- refusals that are known -----------------------------------------------------------------------
+
+    def _known_refusal(
+        self, scopes: Sequence[str], amount_nano_usd: int | None, min_amount_nano_usd: int | None
+    ) -> Refused | None:
+        """Refusals by posted money alone are repeated from memory, so that a storm of them costs no SQL."""
+        if not self._refusals or amount_nano_usd == 0:
+            return None
+        for scope in scopes:
+            until, refused = self._refusals.get(scope, (0.0, None))
+            if refused is None or not exhausted(refused, min_amount_nano_usd):
+                continue
+            over = refused.resets_at_ms is not None and refused.resets_at_ms <= self._clock.now_ms()
+            if not over and self._clock.monotonic() < until:
+                return refused
+            del self._refusals[scope]
+        return None
+
+    def _remember_refusal(self, refused: Refused) -> None:
+        if len(self._refusals) >= _REFUSALS_MAX:
+            self._refusals.clear()
+        self._refusals[refused.scope] = (self._clock.monotonic() + REFUSAL_TTL_S, refused)
+
+
+def _split(endings: Sequence[Ending]) -> tuple[list[Ending], list[Ending]]:
+    """The first ending of each attempt, and the rest: one transaction settles no attempt twice."""
+    first: dict[str, Ending] = {}
+    again = []
+    for ending in endings:
+        if first.setdefault(ending.attempt.attempt_id, ending) is not ending:
+            again.append(ending)
+    return list(first.values()), again
+
+
+def _never_sent() -> Outcome:
+    return Outcome(
+        kind=Kind.VOID,
+        usage=Usage(),
+        quality=Quality.EXACT,
+        cost_nano_usd=0,
+        list_cost_nano_usd=0,
+        price_version="",
+        finish="error",
+        status=0,
+        error="never_sent",
+        latency_ms=0,
+        first_token_ms=None,
+        upstream_request_id="",
+        note="nothing was sent: the caller did not get the answer to its hold",
+    )
+
+
+def _retrieve(future: asyncio.Future[Settled]) -> None:
+    """Failures were logged where they happened; asking for them here keeps the loop from complaining."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1_000)

@@ -1,0 +1,191 @@
+"""Real servers for tests, in directories of their own: Postgres and Redis on 127.0.0.1, ended with the session."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_S = 30
+
+
+class ServerMissing(Exception):
+    """A server that the tests need is not installed and could not be installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """A running cluster. `pause`, `stop` and `start` are for tests of outages."""
+
+    bin: Path
+    directory: Path
+    port: int
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        # A log file, not a pipe: the server would keep a pipe of ours open.
+        self._pg_ctl("start", "-w", "-t", str(START_TIMEOUT_S), "-l", str(self.directory / "log"))
+
+    def stop(self) -> None:
+        """As a crash: what was not committed is lost."""
+        self._pg_ctl("stop", "-m", "immediate")
+
+    def _pg_ctl(self, *args: str) -> None:
+        _run([self.bin / "pg_ctl", "-D", self.directory / "cluster", *args], self.directory)
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """A cluster of its own. Raises `ServerMissing` with what to do about it."""
+    bin_directory = postgres_binaries()
+    if bin_directory is None:
+        raise ServerMissing(POSTGRES_MISSING)
+    directory = Path(tempfile.mkdtemp(prefix="tollhouse-pg-"))
+    server = PostgresServer(bin_directory, directory, free_port())
+    if os.geteuid() == 0:
+        user = pwd.getpwnam(_unprivileged())
+        os.chown(directory, user.pw_uid, user.pw_gid)
+    cluster = directory / "cluster"
+    try:
+        options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        _run([bin_directory / "initdb", "-D", cluster, *options], directory)
+        with (cluster / "postgresql.conf").open("a") as conf:
+            conf.write(
+                f"port = {server.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = '{directory}'\n"
+                # The machine does not lose power during the tests; crashes of Postgres itself are survived.
+                "fsync = off\nfull_page_writes = off\nshared_buffers = 32MB\nmax_connections = 60\n"
+                "autovacuum = off\n"
+            )
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def redis_server() -> Iterator[str]:
+    """The URL of an empty Redis. Raises `ServerMissing`."""
+    binary = redis_binary()
+    if binary is None:
+        raise ServerMissing(REDIS_MISSING)
+    directory = Path(tempfile.mkdtemp(prefix="tollhouse-redis-"))
+    port = free_port()
+    process = subprocess.Popen(
+        [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for_port(port, process)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+POSTGRES_MISSING = (
+    "Postgres is not installed and could not be installed: the tests of the Postgres store did not run. "
+    "Install it (Debian: apt-get install postgresql) or put initdb and pg_ctl on the PATH."
+)
+REDIS_MISSING = (
+    "Redis is not installed and could not be installed: the tests of the Redis limits did not run. "
+    "Install it (Debian: apt-get install redis-server) or put redis-server on the PATH."
+)
+
+
+@functools.cache
+def postgres_binaries() -> Path | None:
+    """The directory with initdb and pg_ctl; installs the Debian package if that is possible and needed."""
+    return _postgres_directory() or (_postgres_directory() if _apt_install("postgresql") else None)
+
+
+@functools.cache
+def redis_binary() -> str | None:
+    return shutil.which("redis-server") or (
+        shutil.which("redis-server") if _apt_install("redis-server") else None
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def _postgres_directory() -> Path | None:
+    on_path = shutil.which("pg_ctl")
+    candidates = [Path(on_path).parent] if on_path else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((d for d in candidates if (d / "initdb").exists() and (d / "pg_ctl").exists()), None)
+
+
+def _apt_install(package: str) -> bool:
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return False
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-qy", "--no-install-recommends", package],
+    ):
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=300, check=False)
+        if done.returncode:
+            return False
+    return True
+
+
+def _unprivileged() -> str:
+    """Postgres refuses to run as root."""
+    try:
+        pwd.getpwnam("postgres")
+    except KeyError:
+        return "nobody"
+    return "postgres"
+
+
+def _run(command: list[str | Path], directory: Path) -> None:
+    account = pwd.getpwnam(_unprivileged()) if os.geteuid() == 0 else None
+    with tempfile.TemporaryFile() as output:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            user=account.pw_uid if account else None,
+            group=account.pw_gid if account else None,
+            extra_groups=[] if account else None,
+            timeout=START_TIMEOUT_S + 30,
+            check=False,
+        )
+        if done.returncode:
+            output.seek(0)
+            raise ServerMissing(f"{command[0]} failed: {output.read().decode(errors='replace')}")
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with socket.socket() as s:
+            s.settimeout(0.2)
+            if s.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise ServerMissing(f"the server on port {port} did not start")
