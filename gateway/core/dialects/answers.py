@@ -151,7 +151,7 @@ class Counts:
             output=output,
             reasoning=min(reasoning, output),
         )
-        return Reading(usage, "; ".join(self.problems), service_tier)
+        return Reading(usage, "; ".join(dict.fromkeys(self.problems)), service_tier)
 
 
 def split_writes(counts: Counts, total: int | None, m5: int | None, h1: int | None) -> tuple[int, int]:

@@ -29,14 +29,16 @@ _ITEMS = msgspec.json.Decoder(list[Raw])
 
 #: One member: its name, its value if that is a number, a literal or a short string, and what follows it.
 _MEMBER = re.compile(
-    rb'[ \t\n\r]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\n\r]*:[ \t\n\r]*'
-    rb'(?:("[^"\\]{0,1024}+(?:\\.[^"\\]{0,1024}+){0,64}+"|[-+.0-9eE]+|true|false|null)[ \t\n\r]*([,}]))?',
+    rb'\s*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+:\s*+'
+    rb'(?:("[^"\\]{0,1024}+(?:\\.[^"\\]{0,1024}+){0,64}+"|[-+.0-9eE]++|true|false|null)\s*+[,}])?',
     re.DOTALL,
 )
-_NEXT = re.compile(rb"[ \t\n\r]*([,}])")
-_OPEN = re.compile(rb"\[[ \t\n\r]*")
-_GAP = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
-_CLOSE = re.compile(rb"[ \t\n\r]*\]")
+_NEXT = re.compile(rb"\s*+[,}]")
+_BRACE = ord("}")
+_OPEN = re.compile(rb"\[\s*+")
+_GAP = re.compile(rb"\s*+,\s*+")
+_CLOSE = re.compile(rb"\s*+\]")
+_BATCH = 64
 _PATH = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _BYTE = re.compile(r"(.*) \(byte (\d+)\)", re.DOTALL)
 
@@ -72,7 +74,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes, where: str = "") -> T:
 def _wrong_type(message: str, where: str) -> InvalidRequest:
     match = _PATH.fullmatch(message)
     reason, path = (match[1], match[2] or "") if match else (message, "")
-    field = ".".join(p for p in (where, path) if p)
+    field = ".".join(p for p in (where, path) if p).replace(".[", "[")
     reason = reason.replace("`", "").replace("Expected", "expected", 1)
     if not field:
         return InvalidRequest(f"The request body must be a JSON object: {reason}.")
@@ -144,13 +146,13 @@ def members(text: bytes, known: object = None) -> dict[str, Span]:
         name = key.decode() if b"\\" not in key else msgspec.json.decode(b'"' + key + b'"', type=str)
         if name in found:
             raise DuplicateMember(name)
-        if match[2] is not None:
+        if match.lastindex == 2:
             found[name] = match.span(2)
-            delimiter, at = match[3], match.end()
+            at = match.end()
         else:
             start = match.end()
             value = getattr(known, name, None)
-            if type(value) is list:
+            if type(value) is list and value and type(value[0]) is Raw:
                 end = _array_end(text, start, value)
             elif type(value) is Raw:
                 end = _value_end(text, start, value)
@@ -164,8 +166,8 @@ def members(text: bytes, known: object = None) -> dict[str, Span]:
             found[name] = (start, end)
             after = _NEXT.match(text, end)
             assert after is not None, "valid JSON has a comma or a brace after a value"
-            delimiter, at = after[1], after.end()
-        if delimiter == b"}":
+            at = after.end()
+        if text[at - 1] == _BRACE:
             return found
 
 
@@ -181,17 +183,16 @@ def _array_end(text: bytes, start: int, items: list[Raw]) -> int | None:
     if opening is None:
         return None
     at = opening.end()
-    if len(items) > 1:
-        gap = _GAP.match(text, at + len(memoryview(items[0])))
-        if gap is None:
+    gap = _GAP.match(text, at + len(memoryview(items[0])))
+    between = gap[0] if gap else b""
+    # memcmp over joined copies that stay in the processor's cache: cheaper than a step per item.
+    for i in range(0, len(items), _BATCH):
+        batch = items[i : i + _BATCH]
+        joined = between.join((b"", *batch) if i else batch)
+        if not text.startswith(joined, at):
             return None
-        # One memcmp over a joined copy: three times cheaper than a step per item.
-        joined = gap[0].join(items)
-    else:
-        joined = b"".join(items)
-    if not text.startswith(joined, at):
-        return None
-    closing = _CLOSE.match(text, at + len(joined))
+        at += len(joined)
+    closing = _CLOSE.match(text, at)
     return closing.end() if closing else None
 
 

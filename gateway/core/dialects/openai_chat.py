@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -116,15 +117,24 @@ def _stream_options(raw: Raw | UnsetType, spans: Mapping[str, Span]) -> tuple[bo
     if raw is UNSET or is_null(raw):
         return False, None
     text = bytes(raw)
+    # Clients send one of a few spellings, so most are known; a long one is not worth the memory.
+    asked, inner = _options_seen(text) if len(text) <= 64 else _options(text)
+    if inner is None:
+        return asked, None
+    base = spans["stream_options"][0]
+    return asked, (base + inner[0], base + inner[1])
+
+
+def _options(text: bytes) -> tuple[bool, Span | None]:
     options = decode(_STREAM_OPTIONS, text, "stream_options")
     try:
         inner = members(text).get("include_usage")
     except DuplicateMember as e:
         raise InvalidRequest(f"'stream_options': {e}.", param=f"stream_options.{e.name[:64]}") from None
-    if inner is None:
-        return False, None
-    base = spans["stream_options"][0]
-    return options.include_usage is True, (base + inner[0], base + inner[1])
+    return options.include_usage is True, inner
+
+
+_options_seen = lru_cache(maxsize=256)(_options)
 
 
 # --- answers -----------------------------------------------------------------------------------------
@@ -188,7 +198,7 @@ def read_event(_name: str, data: bytes) -> EventFacts | None:
     return EventFacts(
         output_bytes=sum([_output(c.delta) for c in choices if c.delta is not None]),
         usage=usage if isinstance(usage, dict) else None,
-        priced=isinstance(chunk.usage, dict) and (not choices or finish != ""),
+        priced=isinstance(chunk.usage, dict) and (chunk.choices == [] or finish != ""),
         usage_only=isinstance(chunk.usage, dict) and chunk.choices == [] and chunk.error is None,
         finish=finish,
         response_id=text_of(chunk.id),
