@@ -74,12 +74,23 @@ _CHANGE_BUDGET = Sql(
     "UPDATE budget SET limit_nano_usd = $2, on_exceed = $3, epoch = epoch + 1 WHERE budget_id = $1"
 )
 _REMOVE_BUDGET = Sql("DELETE FROM budget WHERE budget_id = $1")
-_SELECT_TASKS = (
-    "SELECT task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, created_at_ms, "  # noqa: S608
-    "last_at_ms, steps, attempts, cost_nano_usd, list_cost_nano_usd, "
-    + ", ".join(TOKEN_COLUMNS)
-    + " FROM task"
+_TASK_COLUMNS = (
+    "task_id",
+    "key_id",
+    "team_id",
+    "tenant_id",
+    "external_id",
+    "source",
+    "parent_task_id",
+    "state",
+    "created_at_ms",
+    "last_at_ms",
+    "steps",
+    "attempts",
+    "cost_nano_usd",
+    "list_cost_nano_usd",
 )
+_SELECT_TASKS = f"SELECT {', '.join((*_TASK_COLUMNS, *TOKEN_COLUMNS))} FROM task"  # noqa: S608
 _TASKS = Sql(
     f"{_SELECT_TASKS} WHERE ($1 = '' OR key_id = $1) AND ($2 = '' OR team_id = $2) AND last_at_ms < $3 "
     "ORDER BY last_at_ms DESC, task_id LIMIT $4"
