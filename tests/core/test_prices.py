@@ -146,6 +146,34 @@ def test_service_tiers() -> None:
     assert costs == {"auto": usd("3"), "flex": usd("1.5"), "fast+us": usd("6.6"), "slow": usd("1")}
 
 
+def test_a_service_tier_named_twice_counts_once() -> None:
+    used = Usage(input_uncached=1_000_000)
+    assert cost(
+        row(service_tiers={"fast": {"ratio": "2"}}), used, 0, service_tier="fast+fast"
+    ).nano_usd == usd("6")
+
+
+def test_a_fraction_of_a_pico_dollar_still_rounds_up() -> None:
+    halved = row(rates={**FLAT, "input_usd_per_mtok": "0.002001"}, service_tiers={"flex": {"ratio": "0.5"}})
+    assert cost(halved, Usage(input_uncached=1), 0, service_tier="flex").nano_usd == 2
+
+
+def test_a_ceiling_knows_which_cache_writes_may_happen() -> None:
+    default_write_only = row(rates={**FLAT, "cache_write_5m_usd_per_mtok": "1.25"})
+
+    def held(writes: bool, writes_1h: bool) -> int:
+        return ceiling(
+            default_write_only,
+            0,
+            input_bound_tokens=10**6,
+            output_bound_tokens=0,
+            writes=writes,
+            writes_1h=writes_1h,
+        )
+
+    assert (held(False, False), held(True, False), held(True, True)) == (usd("1"), usd("1.25"), usd("2.5"))
+
+
 def test_an_unknown_service_tier_costs_the_dearest_known_one_and_says_so() -> None:
     used = Usage(input_uncached=1_000_000)
     note = "service tier 'warp' has no price: charged at the dearest known tier"

@@ -123,6 +123,9 @@ def test_a_local_hour_is_cut_where_clocks_change_inside_it() -> None:
     assert said(lord_howe, "2026-04-04 14:59") == ("2026-04-04 14:00", "2026-04-04 15:00")
     assert said(lord_howe, "2026-04-04 15:10") == ("2026-04-04 15:00", "2026-04-04 15:30")
     assert said(lord_howe, "2026-04-04 15:30") == ("2026-04-04 15:30", "2026-04-04 16:30")
+    st_johns = Calendar(Unit.HOUR, "America/St_Johns")
+    assert said(st_johns, "2010-11-07 02:30") == ("2010-11-07 02:30", "2010-11-07 02:31")
+    assert said(st_johns, "2010-11-07 02:31") == ("2010-11-07 02:31", "2010-11-07 03:30")
     assert said(Calendar(Unit.HOUR, "Asia/Kolkata"), "2026-04-04 15:10") == (
         "2026-04-04 14:30",
         "2026-04-04 15:30",
