@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from gateway.core import bounds
+
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use",
          "content_filter": "refusal"}  # fmt: skip
 
 
-def message(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """The first choice of a chat completion as a message."""
+def message(chat: Mapping[str, Any], input_bytes: int) -> dict[str, Any]:
+    """The first choice of a chat completion as a message; `input_bytes` of request matter if no usage was told."""
     choice = (chat.get("choices") or [{}])[0]
     said = choice.get("message") or {}
     content = _thinking(said)
@@ -36,7 +38,9 @@ def message(chat: Mapping[str, Any]) -> dict[str, Any]:
         "content": content,
         "stop_reason": stop_reason(choice.get("finish_reason")),
         "stop_sequence": None,
-        "usage": usage(chat.get("usage") or {}),
+        "usage": usage(chat["usage"])
+        if chat.get("usage")
+        else estimated_usage(input_bytes, weight(content), 1),
     }
 
 
@@ -83,11 +87,31 @@ def usage(chat: Mapping[str, Any]) -> dict[str, Any]:
         "cache_read_input_tokens": read,
         "output_tokens": chat.get("completion_tokens") or 0,
     }
-    if chat.get("cache_creation"):
-        out["cache_creation"] = chat["cache_creation"]
+    if split := details.get("cache_creation_token_details"):
+        out["cache_creation"] = split
     if reasoning := (chat.get("completion_tokens_details") or {}).get("reasoning_tokens"):
         out["output_tokens_details"] = {"thinking_tokens": reasoning}
     return out
+
+
+def estimated_usage(input_bytes: int, output_bytes: int, output_events: int) -> dict[str, Any]:
+    """For a provider that told none. Messages must have a usage, and zeros in it would make the request free."""
+    return {
+        "input_tokens": bounds.estimate_input_tokens(input_bytes),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": bounds.estimate_output_tokens(output_bytes, output_events),
+        "estimated": True,
+    }
+
+
+def weight(value: Any) -> int:
+    """UTF-8 bytes of all strings in `value`."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return sum(map(weight, value)) if isinstance(value, list) else 0
 
 
 class MessageEvents:
@@ -123,13 +147,14 @@ class MessageEvents:
         return events
 
     def end(self, finish: Any, told: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`told` is the final usage, in the shape of messages."""
         return [
             *self._start({}),
             *self._close(),
             {
                 "type": "message_delta",
                 "delta": {"stop_reason": stop_reason(finish), "stop_sequence": None},
-                "usage": usage(told),
+                "usage": told,
             },
             {"type": "message_stop"},
         ]

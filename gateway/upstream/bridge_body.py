@@ -56,15 +56,24 @@ class ChatWriter:
 
 
 class MessagesWriter:
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, input_bytes: int) -> None:
         self._events = bridge_answers.MessageEvents(model)
+        self._input_bytes = input_bytes
+        self._output_bytes = 0
+        self._output_events = 0
 
     def write(self, chunk: dict[str, Any]) -> bytes:
+        self._output_bytes += bridge_answers.weight([c["delta"] | {"role": ""} for c in chunk["choices"]])
+        self._output_events += 1
         return bridge_answers.sse(self._events.feed(chunk))
 
     def end(self, reader: ChunkReader) -> bytes:
         finish = reader.last()["choices"][0]["finish_reason"]
-        return bridge_answers.sse(self._events.end(finish, reader.usage or {}))
+        if reader.usage is not None:
+            told = bridge_answers.usage(reader.usage)
+        else:
+            told = bridge_answers.estimated_usage(self._input_bytes, self._output_bytes, self._output_events)
+        return bridge_answers.sse(self._events.end(finish, told))
 
 
 class StreamAnswer:

@@ -8,7 +8,8 @@ without litellm's own fields and with one usage shape (OpenAI chat reference, 20
     prompt_tokens_details.cache_write_tokens     written to cache, inside prompt_tokens
     completion_tokens_details.reasoning_tokens   inside completion_tokens
 
-and, where the provider tells write classes apart, Anthropic's `cache_creation` object beside them.
+and, where the provider tells write classes apart, `prompt_tokens_details.cache_creation_token_details` with
+Anthropic's names `ephemeral_5m_input_tokens` and `ephemeral_1h_input_tokens`, as litellm calls it.
 """
 
 from __future__ import annotations
@@ -178,8 +179,8 @@ def completion(dump: Mapping[str, Any], model: str, counts_reasoning: bool) -> d
     for name in ("system_fingerprint", "service_tier"):
         if dump.get(name):
             out[name] = dump[name]
-    if dump.get("usage"):
-        out["usage"] = usage(dump["usage"], counts_reasoning)
+    if told := usage(dump.get("usage") or {}, counts_reasoning):
+        out["usage"] = told
     return out
 
 
@@ -254,8 +255,8 @@ class ChunkReader:
         for name in ("system_fingerprint", "service_tier"):
             if dump.get(name):
                 self._extra[name] = dump[name]
-        if dump.get("usage"):
-            self.usage = _larger(self.usage, usage(dump["usage"], self._counts_reasoning))
+        if told := usage(dump.get("usage") or {}, self._counts_reasoning):
+            self.usage = _larger(self.usage, told)
         choices = [c for c in (self._read_choice(c) for c in dump.get("choices") or ()) if c]
         return self._chunk(choices) if choices else None
 
@@ -330,14 +331,18 @@ def _larger(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     return new if old is None or new["total_tokens"] >= old["total_tokens"] else old
 
 
-def usage(told: Mapping[str, Any], counts_reasoning: bool) -> dict[str, Any]:
+def usage(told: Mapping[str, Any], counts_reasoning: bool) -> dict[str, Any] | None:
     """One shape out of litellm's `Usage`, which already counts cached and written tokens inside prompt_tokens.
+
+    None if the provider told none: litellm then says zero, which no request is.
 
     `counts_reasoning` False: the provider does not tell reasoning apart, so litellm's number is its own estimate.
     """
     details = told.get("prompt_tokens_details") or {}
     prompt = _count(told.get("prompt_tokens"))
     output = _count(told.get("completion_tokens"))
+    if not prompt and not output:
+        return None
     read = _count(details.get("cached_tokens"), told.get("cache_read_input_tokens"))
     written = _count(
         details.get("cache_creation_tokens"),
@@ -353,7 +358,7 @@ def usage(told: Mapping[str, Any], counts_reasoning: bool) -> dict[str, Any]:
     if written:
         out["prompt_tokens_details"]["cache_write_tokens"] = written
         if split := details.get("cache_creation_token_details"):
-            out["cache_creation"] = {
+            out["prompt_tokens_details"]["cache_creation_token_details"] = {
                 name: _count(split.get(name))
                 for name in ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
             }

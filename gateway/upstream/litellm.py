@@ -134,6 +134,7 @@ class LitellmUpstream:
         exchange: bridge_http.Exchange,
     ) -> UpstreamAnswer:
         model = call.deployment.upstream_model
+        size = sum(map(len, call.body))
         kwargs = arguments.kwargs | self._destination(call.deployment) | {"timeout": exchange.total_s}
         if call.operation is Operation.EMBEDDINGS:
             told = await self._litellm.aembedding(**kwargs)
@@ -143,13 +144,13 @@ class LitellmUpstream:
         if not call.stream:
             await exchange.close()
             chat = bridge_chat.completion(told.model_dump(), model, not _claude(call.deployment))
-            answer = bridge_answers.message(chat) if call.operation is Operation.MESSAGES else chat
+            answer = bridge_answers.message(chat, size) if call.operation is Operation.MESSAGES else chat
             return _plain(answer, exchange, arguments)
         # Gemini's stream is requested only when its first chunk is wanted; a status must be known before.
         chunks = told.completion_stream or await told.fetch_stream()
         writer: ChatWriter | MessagesWriter
         if call.operation is Operation.MESSAGES:
-            writer = MessagesWriter(model)
+            writer = MessagesWriter(model, size)
         else:
             options = body.get("stream_options") or {}
             writer = ChatWriter(bool(options.get("include_usage")))
