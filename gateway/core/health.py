@@ -168,8 +168,6 @@ def _after_success(state: HealthState, now_s: float) -> HealthState:
 
 def _after_failure(state: HealthState, now_s: float) -> HealthState:
     if state.open_until_s is not None:
-        if now_s < state.open_until_s:
-            return state  # a call that was sent before the ejection tells nothing new
         return _eject(state, now_s, state.cause, AUTH_EJECTION_S if state.cause == "auth" else EJECTION_S)
     failing = replace(
         state,
@@ -186,7 +184,7 @@ def _after_failure(state: HealthState, now_s: float) -> HealthState:
 
 def _eject(state: HealthState, now_s: float, cause: str, unit_s: float) -> HealthState:
     if state.open_until_s is not None and now_s < state.open_until_s and state.cause == cause:
-        return state
+        return state  # a call that was sent before the ejection tells nothing new
     recovered = state.open_until_s is None and now_s - state.closed_at_s > MAX_EJECTION_S
     ejections = 1 if recovered else state.ejections + 1
     return HealthState(
