@@ -1,0 +1,179 @@
+"""What the admin API needs: stores, shaped as `storage.accounts` and `storage.reports` are, and callables of the app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.core.budget import Budget, OnExceed
+from gateway.core.catalog import Catalog
+from gateway.core.identity import KeyRecord, RateLimit
+
+
+class TeamRow(Protocol):
+    @property
+    def team_id(self) -> str: ...
+
+    @property
+    def tenant_id(self) -> str: ...
+
+    @property
+    def models(self) -> frozenset[str]: ...
+
+    @property
+    def limit(self) -> RateLimit: ...
+
+    @property
+    def task_budget_nano_usd(self) -> int | None: ...
+
+
+class TaskRow(Protocol):
+    """One agent run and its totals."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def key_id(self) -> str: ...
+
+    @property
+    def team_id(self) -> str: ...
+
+    @property
+    def tenant_id(self) -> str: ...
+
+    @property
+    def external_id(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def parent_task_id(self) -> str | None: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def created_at_ms(self) -> int: ...
+
+    @property
+    def last_at_ms(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def cost_nano_usd(self) -> int: ...
+
+    @property
+    def list_cost_nano_usd(self) -> int: ...
+
+    @property
+    def tokens(self) -> Mapping[str, int]: ...
+
+
+class UsageRow(Protocol):
+    """One group of a report: its values in the order asked for ("day" in milliseconds), and its sums."""
+
+    @property
+    def group(self) -> tuple[str | int, ...]: ...
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def errors(self) -> int: ...
+
+    @property
+    def retries(self) -> int: ...
+
+    @property
+    def retries_cost_nano_usd(self) -> int: ...
+
+    @property
+    def cost_nano_usd(self) -> int: ...
+
+    @property
+    def list_cost_nano_usd(self) -> int: ...
+
+    @property
+    def tokens(self) -> Mapping[str, int]: ...
+
+
+class Accounts(Protocol):
+    """Keys, teams, budgets, tasks. Changes write their audit row; `NotFound`, `InvalidRequest`, `Unavailable`."""
+
+    async def list_teams(self) -> Sequence[TeamRow]: ...
+
+    async def put_team(self, team: Any) -> TeamRow: ...
+
+    async def list_keys(self) -> Sequence[KeyRecord]: ...
+
+    async def create_key(
+        self,
+        *,
+        pepper: bytes,
+        name: str,
+        team_id: str,
+        models: Iterable[str],
+        limit: RateLimit,
+        expires_at_ms: int | None,
+    ) -> tuple[KeyRecord, str]: ...
+
+    async def revoke_key(self, key_id: str) -> KeyRecord: ...
+
+    async def list_budgets(self) -> Sequence[Budget]: ...
+
+    async def set_budget(
+        self, scope: str, limit_nano_usd: int, window: str, on_exceed: OnExceed, zone: str
+    ) -> Budget: ...
+
+    async def list_tasks(
+        self, *, key_id: str, team_id: str, before_ms: int | None, limit: int
+    ) -> Sequence[TaskRow]: ...
+
+    async def get_task(self, task_id: str) -> TaskRow: ...
+
+
+class Usage(Protocol):
+    async def __call__(
+        self, *, by: Sequence[str], from_ms: int, to_ms: int, team_id: str, key_id: str
+    ) -> Sequence[UsageRow]:
+        """Sums over [from, to) grouped by these keys; `InvalidRequest` for an unknown one."""
+        ...
+
+
+class Entries(Protocol):
+    async def __call__(self, *, request_id: str) -> Sequence[Mapping[str, Any]]:
+        """The ledger entries of a request in the order of its attempts; empty if there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdminDeps:
+    """Everything from outside, chosen by `app.py`."""
+
+    #: admin token -> the actor's name for the audit trail, or None; compares in constant time
+    verify: Callable[[str], str | None]
+    #: reasons why traffic should go elsewhere; empty = ready
+    readiness: Callable[[], Sequence[str]]
+    #: (content type, page)
+    metrics: Callable[[], tuple[str, bytes]]
+    #: the store, acting for an actor
+    accounts: Callable[[str], Accounts]
+    #: makes what `Accounts.put_team` takes: team_id, models, limit, task_budget_nano_usd by name
+    team: Callable[..., Any]
+    usage: Usage
+    entries: Entries
+    pepper: bytes
+    catalog: Callable[[], Catalog]
+    #: deployment name -> "closed" (in use), "open" (ejected), "cooling", "half_open", "probing"
+    health: Callable[[], Mapping[str, str]]
+    monotonic: Callable[[], float]
+    #: (where, exception) of what nobody foresaw
+    on_fault: Callable[[str, BaseException], None]

@@ -1,0 +1,223 @@
+"""Transcripts of the admin API against a real store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gateway.core import secrets
+from gateway.core.entry import Kind
+from gateway.storage.ledger import SqlLedger
+from tests.admin.office import PEPPER, Office
+from tests.storage import worlds
+
+NO_LIMITS = {"requests_per_min": None, "tokens_per_min": None, "concurrent": None}
+
+
+async def test_a_team_is_made_once(it: Office) -> None:
+    wanted = {"name": "research", "models": ["mini"], "task_budget_usd": "2.50", "limits": {"concurrent": 4}}
+    made = {
+        "team_id": "research",
+        "tenant_id": "default",
+        "models": ["mini"],
+        "limits": {**NO_LIMITS, "concurrent": 4},
+        "task_budget_usd": "2.5",
+    }
+    assert await it.ask("POST", "/teams", wanted) == (201, made)
+    status, teams = await it.ask("GET", "/teams")
+    assert (status, [t["team_id"] for t in teams["data"]]) == (200, ["default", "research"])
+    assert teams["data"][1] == made
+
+    status, body = await it.ask("POST", "/teams", wanted)
+    assert (status, body["errors"]) == (409, [{"field": "name", "message": "is taken"}])
+
+
+async def test_a_key_is_shown_once_works_and_is_revoked(it: Office) -> None:
+    wanted = {
+        "name": "ci",
+        "models": ["large"],
+        "expires_at": "2027-01-15T08:00:00Z",
+        "limits": {"requests_per_min": 60},
+        "budget": {"limit_usd": "12.50", "window": "day"},
+    }
+    status, made = await it.ask("POST", "/keys", wanted)
+    assert status == 201
+    key_id, secret = secrets.parse_key(made.pop("key")) or ("", "")
+    shown = {
+        "key_id": key_id,
+        "name": "ci",
+        "tenant_id": "default",
+        "team_id": "default",
+        "models": ["large"],
+        "limits": {**NO_LIMITS, "requests_per_min": 60},
+        "expires_at": "2027-01-15T08:00:00.000Z",
+        "revoked_at": None,
+    }
+    assert made == shown
+    assert await it.rows("SELECT secret_hmac FROM virtual_key") == [(secrets.hmac_of(PEPPER, secret),)]
+
+    status, listed = await it.ask("GET", "/keys")
+    assert listed == {"data": [shown]}
+    assert secret not in json.dumps(listed)
+    status, budgets = await it.ask("GET", f"/budgets?scope=key:{key_id}")
+    assert [(b["scope"], b["window"], b["limit_usd"], b["left_usd"]) for b in budgets["data"]] == [
+        (f"key:{key_id}", "day", "12.5", "12.5")
+    ]
+
+    status, revoked = await it.ask("POST", f"/keys/{key_id}/revoke", {})
+    assert (status, revoked["revoked_at"] is not None) == (200, True)
+    assert await it.ask("POST", f"/keys/{key_id}/revoke", {}) == (200, revoked), "twice is once"
+    assert (await it.ask("POST", "/keys/zzzzzzzz/revoke", {}))[0] == 404
+
+
+async def test_every_change_is_in_the_audit_trail_with_its_actor_and_no_secret(it: Office) -> None:
+    await it.ask("POST", "/teams", {"name": "research"})
+    _, made = await it.ask("POST", "/keys", {"name": "ci", "team": "research"})
+    await it.ask("PUT", "/budgets", {"scope": "team:research", "limit_usd": "5"})
+    await it.ask("POST", f"/keys/{made['key_id']}/revoke", {})
+
+    trail = await it.rows(
+        "SELECT actor, action, subject, body FROM audit WHERE actor <> 'set-up' ORDER BY audit_id"
+    )
+    assert sorted(row[:3] for row in trail) == [
+        ("admin-key", "budget.set", "team:research"),
+        ("admin-key", "key.create", f"key:{made['key_id']}"),
+        ("admin-key", "key.revoke", f"key:{made['key_id']}"),
+        ("admin-key", "team.put", "team:research"),
+    ]
+    assert made["key"][12:] not in str(trail)
+
+
+async def test_a_budget_is_set_and_changed(it: Office) -> None:
+    status, made = await it.ask(
+        "PUT", "/budgets", {"scope": "team:default", "limit_usd": "0.000000001", "window": "30d"}
+    )
+    assert (status, made["limit_usd"], made["window"], made["on_exceed"]) == (
+        200,
+        "0.000000001",
+        "30d",
+        "error",
+    )
+    status, changed = await it.ask(
+        "PUT", "/budgets", {"scope": "team:default", "limit_usd": "100", "window": "30d", "on_exceed": "warn"}
+    )
+    assert (changed["limit_usd"], changed["on_exceed"]) == ("100", "warn")
+    assert len((await it.ask("GET", "/budgets"))[1]["data"]) == 1
+
+
+async def test_mistakes_name_their_field(it: Office) -> None:
+    async def mistakes(method: str, path: str, body: object) -> list[tuple[str, str]]:
+        status, problem = await it.ask(method, path, body)
+        assert status in (400, 404, 422), problem
+        return [(e["field"], e["message"]) for e in problem.get("errors", [])]
+
+    assert await mistakes(
+        "POST", "/keys", {"models": ["larg"], "limits": {"concurrent": 0}, "admin": True}
+    ) == [
+        ("name", "Field required"),
+        ("limits.concurrent", "Input should be greater than or equal to 1"),
+        ("admin", "Extra inputs are not permitted"),
+    ]
+    assert await mistakes("POST", "/keys", {"name": "ci", "models": ["large", "larg"]}) == [
+        ("models.1", "there is no model 'larg' in the catalog")
+    ]
+    assert await mistakes("POST", "/keys", {"name": "ci", "team": "nobody"}) == [
+        ("team", "there is no team nobody")
+    ]
+    assert await mistakes("POST", "/keys", {"name": "ci", "expires_at": "2027-01-01T00:00:00"}) == [
+        ("expires_at", 'needs a time zone, such as the Z in "2026-12-31T00:00:00Z"')
+    ]
+    assert await mistakes("POST", "/keys", {"name": "a\nb"}) == [
+        ("name", "String should match pattern '^[^\\x00-\\x1f\\x7f]+$'")
+    ]
+    for limit, message in (
+        (1.5, 'must be dollars as a text, such as "12.50"'),
+        (True, 'must be dollars as a text, such as "12.50"'),
+        ("-1", "'-1' is not a decimal number of dollars such as '0.25'"),
+        ("1e3", "'1e3' is not a decimal number of dollars such as '0.25'"),
+        ("0.0000000001", "is finer than a nano-dollar (9 decimals)"),
+        ("9" * 12, "is more than can be kept"),
+    ):
+        body = {"scope": "team:default", "limit_usd": limit}
+        assert await mistakes("PUT", "/budgets", body) == [("limit_usd", message)]
+    body = {"scope": "team:default", "limit_usd": "1", "window": "fortnight"}
+    assert [field for field, _ in await mistakes("PUT", "/budgets", body)] == ["window"]
+    assert [field for field, _ in await mistakes("PUT", "/budgets", {"scope": "us", "limit_usd": "1"})] == [
+        "scope"
+    ]
+    assert await mistakes("PUT", "/budgets", {"scope": "team:nobody", "limit_usd": "1"}) == []
+    assert [field for field, _ in await mistakes("GET", "/usage?by=colour", None)] == ["by"]
+    assert [field for field, _ in await mistakes("GET", "/usage?since=yesterday", None)] == ["since"]
+    assert [field for field, _ in await mistakes("GET", "/tasks?limit=0", None)] == ["limit"]
+
+
+async def test_what_a_request_cost_can_be_followed_up(it: Office, tmp_path: Path) -> None:
+    ledger = await SqlLedger.open(
+        it.database, replica_id="r1", journal_dir=tmp_path / "journal", task_limit_nano_usd=None
+    )
+    lost = worlds.attempt()
+    good = worlds.attempt(request_id=lost.request_id, attempt_no=2)
+    for attempt, outcome in ((lost, worlds.void()), (good, worlds.outcome(37_650_000))):
+        await worlds.reserve(ledger, attempt, 50_000_000)
+        await ledger.settle(attempt, outcome)
+    await ledger.close()
+
+    status, found = await it.ask("GET", f"/requests/{good.request_id}")
+    assert (status, found["request_id"]) == (200, good.request_id)
+    assert sorted((e["kind"], e["attempt_no"], e["amount_usd"], e["at"]) for e in found["entries"]) == [
+        (Kind.POST, 2, "0.03765", "2026-09-21T14:13:20.000Z"),
+        (Kind.VOID, 1, "0", "2026-09-21T14:13:20.000Z"),
+    ]
+    status, problem = await it.ask("GET", "/requests/req_unknown")
+    assert (status, problem["detail"]) == (404, "There is no such request in the ledger: req_unknown.")
+
+    _, used = await it.ask("GET", "/usage?by=model,day&since=2026-09-21&until=2026-09-22")
+    assert used == {
+        "data": [
+            {
+                "group": {"model": "sonnet", "day": "2026-09-21"},
+                "attempts": 2,
+                "errors": 1,
+                "retries": 1,
+                "retries_cost_usd": "0.03765",
+                "cost_usd": "0.03765",
+                "list_cost_usd": "0.11295",
+                "tokens": {
+                    "input_uncached": 100,
+                    "cache_read": 1000,
+                    "cache_write_5m": 50,
+                    "cache_write_1h": 0,
+                    "cache_write_12h": 0,
+                    "output": 20,
+                    "reasoning": 5,
+                },
+            }
+        ]
+    }
+    assert (await it.ask("GET", "/usage?by=model&since=2026-09-23"))[1] == {"data": []}
+
+    status, page = await it.ask("GET", "/tasks?limit=1")
+    (task,) = page["data"]
+    assert (task["task_id"], task["attempts"], task["cost_usd"], task["state"]) == (
+        "task_a",
+        2,
+        "0.03765",
+        "running",
+    )
+    assert isinstance(page["next_before"], int)
+    assert (await it.ask("GET", f"/tasks?before={page['next_before']}"))[1] == {
+        "data": [],
+        "next_before": None,
+    }
+    assert await it.ask("GET", "/tasks/task_a") == (200, task)
+    assert (await it.ask("GET", "/tasks/task_b"))[0] == 404
+
+
+async def test_the_catalog_shows_what_each_deployment_serves_and_how_it_is(it: Office) -> None:
+    status, catalog = await it.ask("GET", "/catalog")
+    assert status == 200
+    assert catalog["default_tier"] == "standard"
+    assert [(d["name"], d["operations"], d["health"]) for d in catalog["data"]] == [
+        ("large-eu", ["chat", "embeddings", "responses"], "closed"),
+        ("mini-eu", ["chat"], "open"),
+    ]
