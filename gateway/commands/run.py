@@ -30,17 +30,17 @@ def serve(
     )
     if settings.workers > 1 and settings.database_url.startswith("sqlite"):
         raise OperatorError("only one process can serve from a SQLite file", "set database_url to a Postgres")
-    from gateway import app
+    from gateway import start
 
     with config_errors_told():
-        return app.main(settings, config_path=path, first_run=first_run)
+        return start.main(settings, config_path=path, first_run=first_run)
 
 
 def demo(*, steps: int, json_out: bool) -> int:
-    from gateway import app
+    from gateway import start
 
     with config_errors_told():
-        return app.demo(demo_settings(config.environment()), steps=steps, json_out=json_out)
+        return start.demo(demo_settings(config.environment()), steps=steps, json_out=json_out)
 
 
 def demo_settings(env: Mapping[str, str]) -> Settings:

@@ -101,7 +101,7 @@ def _ceiling(x: Exchange, row: PriceRow | None, output_tokens: int) -> int | Non
         input_bound_tokens=x.input_bound,
         output_bound_tokens=output_tokens,
         writes=True,
-        writes_1h=b'"1h"' in x.incoming.body,
+        writes_1h=b'"1h"' in x.incoming.body or b'"12h"' in x.incoming.body,
         service_tier=x.facts.service_tier,
     )
 

@@ -83,21 +83,23 @@ class SqlKeyStore:
 
     async def find(self, key_id: str) -> KeyRecord | None:
         record = self._records.get(key_id)
-        age_s = self._clock.monotonic() - self._fresh_at
+        now = self._clock.monotonic()
+        age_s = now - self._fresh_at
         if record is None:
-            # It may have been made a moment ago.
-            if age_s >= _MISS_EVERY_S:
-                await self.poll(_MISS_EVERY_S)
+            # It may have been made a moment ago: wait for a look that began after this request did.
+            if age_s < _MISS_EVERY_S:
+                await asyncio.sleep(_MISS_EVERY_S - age_s)
+            await self.poll(unless_since=now)
             return self._records.get(key_id)
         if age_s > GRACE_S:
             raise Unavailable("keys cannot be looked up: the database does not answer")
         return record
 
-    async def poll(self, at_most_every_s: float = 0.0) -> None:
-        """Take over what changed since the last poll. Raises `Unavailable`."""
+    async def poll(self, unless_since: float = float("inf")) -> None:
+        """Take over what changed since the last poll, unless one began after that time. Raises `Unavailable`."""
         async with self._polling:
             began = self._clock.monotonic()
-            if began - self._fresh_at < at_most_every_s:
+            if self._fresh_at > unless_since:
                 return
             revision, changed = await self._database.read(self._changes)
             # What was read is as old as the moment when reading began.

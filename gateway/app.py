@@ -1,0 +1,319 @@
+"""The composition root: builds the adapters, wires the pipeline, owns start-up and shutdown.
+
+Start-up, in order: demo provider if one is wanted, database (schema checked, lock taken on SQLite), ledger (its
+journal replayed), keys, upstreams, pipeline, admin listener, public listener. Shutdown runs backwards: stop
+listening, drain requests, drain their settlements, close the stores.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+
+from gateway import __version__
+from gateway.admin.ports import AdminDeps
+from gateway.admin.server import AdminServer
+from gateway.core import health
+from gateway.core.entry import Attempt, Outcome
+from gateway.core.ids import RANDOM_BYTES, new_id
+from gateway.edge.server import Done, Edge, EdgeOptions
+from gateway.jobs.reaper import Reaper
+from gateway.jobs.reconcile import Reconcile
+from gateway.pipeline.exchange import Drains, Policy, World
+from gateway.pipeline.serve import Gateway
+from gateway.settings import Settings, ensure_pepper
+from gateway.storage import reports, schema
+from gateway.storage.accounts import Accounts, Team
+from gateway.storage.database import Database, SystemClock, open_database
+from gateway.storage.keys import SqlKeyStore
+from gateway.storage.ledger import SqlLedger
+from gateway.storage.lockfile import ServingLock
+from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
+from gateway.storage.uncertain import uncertain
+from gateway.tasks import Tasks
+from gateway.telemetry.logs import AccessLog
+from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from gateway.upstream.http import HttpUpstream, Upstreams
+from gateway.upstream.lookup import UsageLookup
+
+RECONCILE_EVERY_S = 15.0
+DRAINS_MAX = 64
+#: Client sides that hang on after the drain are cut; settlements then get this long.
+SETTLE_S = 30.0
+
+_log = logging.getLogger("gateway")
+
+
+class App:
+    """One serving process. `async with App(settings) as app:` listens until left.
+
+    `replica_id` names this process to the ledger, the same after a restart, so that it finds its own journal.
+    `reuse_port`: several processes share the ports.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        replica_id: str,
+        reuse_port: bool = False,
+        reconcile_every_s: float = RECONCILE_EVERY_S,
+        access_log: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.clock = SystemClock()
+        self._replica_id = replica_id
+        self._reuse_port = reuse_port
+        self._reconcile_every_s = reconcile_every_s
+        self._stack = AsyncExitStack()
+        self._draining = False
+        self._write_access = access_log
+        self.metrics = Metrics(settings.catalog, version=__version__)
+        self.requests = Tasks(_fault)  # attempts and settlements: drained at the end
+        self.jobs = Tasks(_fault)  # run for ever: cancelled at the end
+        self.edge: Edge
+        self.ledger: SqlLedger
+        self.reconcile: Reconcile
+        self.database: Database
+        self.admin_port = 0
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.settings.listen.host}:{self.edge.port}/v1"
+
+    async def __aenter__(self) -> App:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._draining = True
+        await self.edge.drain(self.settings.drain_s)
+        cut = await self.requests.drain(SETTLE_S)
+        if cut:
+            _log.warning("%d attempts were still running at the end and were cut", cut)
+        await self._stack.aclose()
+
+    async def quiet(self, timeout_s: float = 30.0) -> None:
+        """Wait until every attempt so far is posted: what the ledger says is then complete."""
+        await self.requests.drain(timeout_s)
+
+    async def _start(self) -> None:
+        settings, stack = self.settings, self._stack
+        pepper = ensure_pepper(settings)
+        self.database = open_database(settings.database_url, self.clock)
+        stack.push_async_callback(self.database.close)
+        if self.database.sqlite_path is not None:
+            stack.callback(ServingLock.take(self.database.sqlite_path).release)
+        await schema.check(self.database)
+        self.ledger = await SqlLedger.open(
+            self.database,
+            replica_id=self._replica_id,
+            journal_dir=settings.state_dir / "journal",
+            task_limit_nano_usd=settings.task_budget_nano_usd,
+        )
+        stack.push_async_callback(self.ledger.close)
+        keys = await SqlKeyStore.open(self.database, self.ledger.revision_changed)
+        stack.push_async_callback(keys.close)
+        secrets_by_name = {name: secret.reveal() for name, secret in settings.credentials.items()}
+        upstream = await self._upstreams(secrets_by_name)
+        await self._start_jobs(secrets_by_name)
+        world = self._world(keys, upstream, pepper)
+        await self._start_admin(world, pepper)
+        self.edge = self._edge(world)
+        await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
+
+    async def _upstreams(self, credentials: dict[str, str]) -> Upstreams:
+        http = HttpUpstream(credentials)
+        await http.start()
+        self._stack.push_async_callback(http.stop)
+        bridge = None
+        if self.settings.catalog.needs_litellm:
+            # 3.5 s of CPU and 195 MB: imported here, once, and only for those who configured it.
+            from gateway.upstream.litellm import LitellmUpstream
+
+            bridge = LitellmUpstream(credentials)
+            await bridge.start()
+            self._stack.push_async_callback(bridge.stop)
+        return Upstreams(http, bridge)
+
+    async def _start_jobs(self, credentials: dict[str, str]) -> None:
+        settings = self.settings
+        lookup = UsageLookup(credentials)
+        await lookup.start()
+        self._stack.push_async_callback(lookup.stop)
+        deployments = {d.name: d for d in settings.catalog.deployments}
+        self.reconcile = Reconcile(
+            uncertain=partial(uncertain, self.database),
+            settle=self.ledger.settle,
+            deployments=lambda: deployments,
+            price_book=lambda: settings.prices,
+            find=lookup.find,
+            now_ms=self.clock.now_ms,
+        )
+        self.jobs.watch(Reaper(self.ledger, grace_s=settings.reaper_grace_s).run(), "reaper")
+        self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
+        self._stack.push_async_callback(self.jobs.drain, 0.0)
+
+    def _world(self, keys: SqlKeyStore, upstream: Upstreams, pepper: bytes) -> World:
+        settings = self.settings
+        states: dict[str, health.HealthState] = {}
+        randoms = secrets.SystemRandom()
+        return World(
+            clock=self.clock,
+            keys=keys,
+            ledger=self.ledger,
+            limits=MemoryLimits(),
+            prefixes=MemoryPrefixIndex(self.clock.monotonic),
+            upstream=upstream,
+            observer=self,
+            spawn=self.requests.spawn,
+            random=randoms.random,
+            new_id=self.new_id,
+            catalog=lambda: settings.catalog,
+            prices=lambda: settings.prices,
+            rules=lambda: settings.routing.rules,
+            health=states,
+            pepper=pepper,
+            policy=Policy(expose_cost=settings.expose_cost),
+            drains=Drains(DRAINS_MAX),
+        )
+
+    def new_id(self, prefix: str) -> str:
+        return new_id(prefix, self.clock.now_ms(), os.urandom(RANDOM_BYTES))
+
+    # --- ports.Observer ----------------------------------------------------------------------------------
+
+    def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
+        self.metrics.attempt(attempt, outcome)
+
+    def refusal(self, kind: str) -> None:
+        self.metrics.refusal(kind)
+
+    # --- listeners -----------------------------------------------------------------------------------------
+
+    def readiness(self) -> list[str]:
+        reasons = []
+        if self._draining:
+            reasons.append("shutting down")
+        if not self.ledger.available:
+            reasons.append("the ledger cannot be reached: requests are refused")
+        return reasons
+
+    def _edge(self, world: World) -> Edge:
+        settings = self.settings
+        if self._write_access:
+            log = AccessLog(sys.stdout)
+            log.start()
+            self._stack.callback(log.close)
+            write: Callable[[dict[str, object]], None] = log.write
+        else:
+            write = _discard
+        edge = Edge(
+            Gateway(world),
+            options=EdgeOptions(
+                body_bytes_max=settings.body_limit_bytes,
+                body_timeout_s=settings.timeouts.body_s,
+                keep_alive_s=settings.timeouts.keep_alive_s,
+                slow_client_s=settings.timeouts.slow_client_s,
+            ),
+            monotonic=self.clock.monotonic,
+            new_request_id=lambda: self.new_id("req"),
+            readiness=self.readiness,
+            on_done=lambda done: self._done(done, write),
+            on_fault=_fault,
+        )
+        self.metrics.gauge(
+            "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)
+        )
+        return edge
+
+    def _done(self, done: Done, write: Callable[[dict[str, object]], None]) -> None:
+        status = 499 if done.client_gone and not done.status else done.status
+        if done.operation:
+            self.metrics.request(
+                operation=done.operation,
+                client=done.client or "unknown",
+                status=status,
+                duration_s=done.duration_s,
+                first_token_s=done.first_token_s,
+                overhead_s=done.overhead_s,
+            )
+        if done.error:
+            self.metrics.refusal(done.error)
+        write(
+            {
+                "request_id": done.request_id,
+                "method": done.method,
+                "path": done.path,
+                "status": status,
+                "key_id": done.key_id,
+                "task_id": done.task_id,
+                "client": done.client,
+                "deployment": done.deployment,
+                "error": done.error,
+                "bytes_in": done.bytes_in,
+                "bytes_out": done.bytes_out,
+                "duration_ms": round(done.duration_s * 1e3, 2),
+                "overhead_ms": round(done.overhead_s * 1e3, 2),
+            }
+        )
+
+    async def _start_admin(self, world: World, pepper: bytes) -> None:
+        token = admin_token(self.settings)
+        server = AdminServer(
+            AdminDeps(
+                verify=lambda given: "admin" if hmac.compare_digest(given.encode(), token.encode()) else None,
+                readiness=self.readiness,
+                metrics=lambda: (CONTENT_TYPE, self.metrics.render()),
+                accounts=lambda actor: Accounts(self.database, actor=actor),
+                team=Team,
+                usage=partial(reports.usage, self.database),
+                entries=partial(reports.entries, self.database),
+                pepper=pepper,
+                catalog=world.catalog,
+                health=lambda: {
+                    name: state.status(self.clock.monotonic()).value for name, state in world.health.items()
+                },
+                monotonic=self.clock.monotonic,
+                on_fault=_fault,
+            )
+        )
+        listen = self.settings.admin_listen
+        await server.start(listen.host, listen.port, reuse_port=self._reuse_port)
+        self._stack.push_async_callback(server.stop)
+        self.admin_port = server.port
+
+
+def admin_token(settings: Settings) -> str:
+    """The admin key in `state_dir/admin-key` (mode 0600), made there the first time: there is no default secret."""
+    path = settings.state_dir / "admin-key"
+    if not path.exists():
+        draft = path.with_name(f"admin-key.{os.getpid()}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"gwadm-{secrets.token_urlsafe(32)}\n")
+        try:
+            os.link(draft, path)  # of two workers that start at once one wins, and both read the same
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(draft)
+    return path.read_text("ascii").strip()
+
+
+def _discard(_: dict[str, object]) -> None:
+    """No access log."""
+
+
+def _fault(where: str, fault: BaseException) -> None:
+    _log.error("fault in %s", where, exc_info=fault)
