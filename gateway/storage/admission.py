@@ -98,26 +98,37 @@ def admit(
     by_scope = yield from _lock_budgets(new, budgeted, task_limit, now_ms)
 
     budgets = {b.budget_id: b for found in by_scope.values() for b in found}
-    granted: list[tuple[Ask, Granted, tuple[Budget, ...]]] = []
+    granted: list[tuple[Ask, Granted, str]] = []
+    touched: set[str] = set()
+    where: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
     for ask in new:
         attempt_id = ask.attempt.attempt_id
         if careful and attempt_id in answered:  # twice in one batch
             continue
-        held_in = [budgets[b.budget_id] for s in ask.scopes for b in by_scope.get(s, ())] if by_scope else []
+        if ask.scopes not in where:
+            where[ask.scopes] = _budgets_of(ask.scopes, by_scope)
+        budget_ids, places = where[ask.scopes]
+        held_in = [budgets[i] for i in budget_ids]
         answer = decide(held_in, ask.amount_nano_usd, ask.min_amount_nano_usd, now_ms)
         answered[attempt_id] = answer
         if isinstance(answer, Granted):
-            after = tuple(hold(b, answer.amount_nano_usd) for b in held_in)
-            budgets.update((b.budget_id, b) for b in after)
-            granted.append((ask, answer, after))
+            for b in held_in:
+                budgets[b.budget_id] = hold(b, answer.amount_nano_usd)
+            touched.update(budget_ids)
+            granted.append((ask, answer, places))
 
+    if touched:
+        yield from budget_rows.write_holds(budgets[i] for i in sorted(touched))
     if granted:
-        if by_scope:
-            yield from budget_rows.write_holds(
-                budgets[i] for i in sorted({b.budget_id for _, _, after in granted for b in after})
-            )
         answered.update((yield from _write(granted, lease, now_ms)))
     return Admitted([answered[ask.attempt.attempt_id] for ask in asks], budgeted)
+
+
+def _budgets_of(scopes: tuple[str, ...], by_scope: Mapping[str, list[Budget]]) -> tuple[tuple[str, ...], str]:
+    """The ids of a hold's budgets, and where it is held, as the hold's row says it."""
+    found = [b for scope in dict.fromkeys(scopes) for b in by_scope.get(scope, ())]
+    places = budget_rows.places_text((b.budget_id, b.window_start_ms) for b in found)
+    return tuple(b.budget_id for b in found), places
 
 
 def granted_before(attempt_ids: list[str]) -> Tx[dict[str, Granted]]:
@@ -169,9 +180,7 @@ def _lock_budgets(
     return (yield from budget_rows.lock(wanted, now_ms, task_limits))
 
 
-def _write(
-    granted: Sequence[tuple[Ask, Granted, tuple[Budget, ...]]], lease: Lease, now_ms: int
-) -> Tx[dict[str, Granted]]:
+def _write(granted: Sequence[tuple[Ask, Granted, str]], lease: Lease, now_ms: int) -> Tx[dict[str, Granted]]:
     """Count the steps of tasks and insert the holds; returns the answers with their steps."""
     firsts: dict[str, int] = {}
     attempts: dict[str, Attempt] = {}
@@ -185,7 +194,7 @@ def _write(
     step = {task_id: steps - firsts[task_id] for task_id, steps in rows}
     answers: dict[str, Granted] = {}
     holds = []
-    for ask, answer, after in granted:
+    for ask, answer, places in granted:
         attempt = ask.attempt
         # A later attempt of a request is the same step again.
         step[attempt.task_id] += attempt.attempt_no == 1
@@ -199,7 +208,7 @@ def _write(
                 lease.replica_id,
                 lease.epoch,
                 final.amount_nano_usd,
-                budget_rows.places_text((b.budget_id, b.window_start_ms) for b in after) if after else "[]",
+                places,
                 final.task_step,
                 final.remaining_nano_usd,
                 final.remaining_scope,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -67,6 +68,7 @@ def places_text(places: Iterable[Place]) -> str:
     return json_text(tuple(places))
 
 
+@lru_cache(4096)  # most holds of a moment are in the same few budgets
 def places_of(text: str) -> tuple[Place, ...]:
     return msgspec.json.decode(text, type=tuple[Place, ...])
 
@@ -203,3 +205,9 @@ def announce(messages: Sequence[tuple[str, str, Mapping[str, Any]]], now_ms: int
 
 def fresh_id(prefix: str, now_ms: int) -> str:
     return new_id(prefix, now_ms, os.urandom(RANDOM_BYTES))
+
+
+def fresh_ids(prefix: str, now_ms: int, count: int) -> Iterator[str]:
+    """As many ids for one visit to the kernel."""
+    noise = os.urandom(RANDOM_BYTES * count)
+    return (new_id(prefix, now_ms, noise[i : i + RANDOM_BYTES]) for i in range(0, len(noise), RANDOM_BYTES))

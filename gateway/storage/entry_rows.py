@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from gateway.core.entry import Attempt, Kind, Outcome
-from gateway.core.ids import ms_of
 from gateway.storage.tables import TOKEN_COLUMNS, USAGE_KEYS, USAGE_SUMS, ledger
 from gateway.storage.transact import Each, Sql, Tx
 
@@ -45,6 +45,7 @@ class Entry:
     """One entry about to be written. `amount`, `list_cost` and `tokens` are signed differences in a `correct`."""
 
     entry_id: str
+    at_ms: int
     attempt: Attempt
     outcome: Outcome
     kind: Kind
@@ -71,18 +72,22 @@ def tokens_of(outcome: Outcome) -> tuple[int, ...]:
 
 def storable(fact: S) -> S:
     """The same with text that both stores take: clients send NULs, and lone surrogates come from odd headers."""
-    changed = {}
-    for name in _TEXT_FIELDS[type(fact)]:
-        text = getattr(fact, name)
-        if text is not None and not text.isprintable():
-            changed[name] = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    return replace(fact, **changed) if changed else fact
+    texts = _TEXTS[type(fact)](fact)
+    if "".join(filter(None, texts)).isprintable():
+        return fact
+    changed = {
+        name: text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+        for name, text in zip(_TEXT_FIELDS[type(fact)], texts, strict=True)
+        if text is not None
+    }
+    return replace(fact, **changed)
 
 
 _TEXT_FIELDS = {
     kind: tuple(f.name for f in fields(kind) if f.type in ("str", "str | None"))
     for kind in (Attempt, Outcome)
 }
+_TEXTS = {kind: attrgetter(*names) for kind, names in _TEXT_FIELDS.items()}
 
 
 def write(entries: Sequence[Entry], replica_id: str, now_ms: int) -> Tx[None]:
@@ -107,7 +112,7 @@ def add_up(entries: Sequence[Entry], now_ms: int) -> Tx[None]:
             e.list_cost_nano_usd,
             *e.tokens,
         )
-        hour_ms = ms_of(a.attempt_id) // _HOUR_MS * _HOUR_MS
+        hour_ms = e.at_ms // _HOUR_MS * _HOUR_MS
         key = (hour_ms, a.tenant_id, a.team_id, a.key_id, a.model, a.provider, a.deployment, a.tier, a.client)
         _add(usage, key, sums)
         _add(tasks, a.task_id, (int(terminal), e.amount_nano_usd, e.list_cost_nano_usd, *e.tokens))
@@ -148,7 +153,7 @@ def _add(into: dict[Any, list[int]], key: Any, sums: tuple[int, ...]) -> None:
 def _ledger_row(e: Entry, replica_id: str, now_ms: int) -> tuple[Any, ...]:
     a, o = e.attempt, e.outcome
     return (
-        ms_of(a.attempt_id),
+        e.at_ms,
         e.entry_id,
         a.attempt_id,
         e.kind.value,

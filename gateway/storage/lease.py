@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.core.entry import Attempt, Kind, Outcome
+from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.core.usage import Quality, Usage
 from gateway.storage.admission import Lease
 from gateway.storage.settlement import Ending, settle
@@ -30,10 +31,12 @@ _DEAD_HOLDS = Sql(
     "WHEN r.epoch = h.replica_epoch THEN r.expires_at_ms ELSE h.created_at_ms END "
     "ORDER BY h.attempt_id LIMIT 256 FOR UPDATE OF h SKIP LOCKED"
 )
+#: Attempt ids sort by time, so the oldest holds are found by their key.
 _FORGET = Sql(
-    "DELETE FROM hold WHERE attempt_id IN (SELECT attempt_id FROM hold WHERE state = 'ended' "
-    "AND created_at_ms < now_ms() - $1 LIMIT 5000) RETURNING 1"
+    "DELETE FROM hold WHERE attempt_id IN (SELECT attempt_id FROM hold WHERE attempt_id < $1 "
+    "AND state = 'ended' ORDER BY attempt_id LIMIT 5000) RETURNING 1"
 )
+_NOW = Sql("SELECT now_ms()")
 _attempt = msgspec.json.Decoder(Attempt)
 
 
@@ -61,8 +64,10 @@ def reap(replica_id: str, grace_ms: int) -> Tx[int]:
 
 
 def forget(older_than_ms: int) -> Tx[int]:
-    """Delete up to 5,000 ended holds; the ledger has all that they said."""
-    return len((yield Fetch(_FORGET, (older_than_ms,))))
+    """Delete up to 5,000 ended holds of attempts that old; the ledger has all that they said."""
+    now_ms: int = (yield Fetch(_NOW))[0][0]
+    oldest_kept = new_id("att", max(0, now_ms - older_than_ms), bytes(RANDOM_BYTES))
+    return len((yield Fetch(_FORGET, (oldest_kept,))))
 
 
 def _charge(amount_nano_usd: int) -> Outcome:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.core.entry import Attempt, Kind, Outcome, Settled
+from gateway.core.ids import ms_of
 from gateway.storage import budget_rows, entry_rows
 from gateway.storage.budget_rows import Place
 from gateway.storage.entry_rows import Entry
@@ -72,6 +73,7 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     ]
     lost_places = (yield from _places(lost, now_ms)) if lost else {}
 
+    entry_ids = budget_rows.fresh_ids("ent", now_ms, len(endings))
     answers: list[Settled] = []
     entries: list[Entry] = []
     deltas: dict[Place, tuple[int, int]] = {}
@@ -82,10 +84,10 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
         before = posted.get(attempt_id)
         entry: Entry | None
         if before is not None:
-            entry = _correction(ending, before, now_ms)
+            entry = _correction(ending, before, next(entry_ids))
             answers.append(Settled.CORRECTED if entry else Settled.ALREADY)
         else:
-            entry = _terminal(ending, hold or _Hold(0, lost_places[attempt_id], 0), now_ms)
+            entry = _terminal(ending, hold or _Hold(0, lost_places[attempt_id], 0), next(entry_ids))
             answers.append(Settled.SETTLED)
             if hold and hold.budgets != "[]" and entry.amount_nano_usd > hold.amount_nano_usd:
                 breaches.append(_breach(entry))
@@ -135,10 +137,11 @@ def _scopes(attempt: Attempt) -> list[str]:
     return scopes
 
 
-def _terminal(ending: Ending, hold: _Hold, now_ms: int) -> Entry:
+def _terminal(ending: Ending, hold: _Hold, entry_id: str) -> Entry:
     outcome = ending.outcome
     return Entry(
-        entry_id=budget_rows.fresh_id("ent", now_ms),
+        entry_id=entry_id,
+        at_ms=ms_of(ending.attempt.attempt_id),
         attempt=ending.attempt,
         outcome=outcome,
         kind=Kind.POST if outcome.kind is Kind.CORRECT else outcome.kind,
@@ -151,7 +154,7 @@ def _terminal(ending: Ending, hold: _Hold, now_ms: int) -> Entry:
     )
 
 
-def _correction(ending: Ending, before: _Posted, now_ms: int) -> Entry | None:
+def _correction(ending: Ending, before: _Posted, entry_id: str) -> Entry | None:
     """The one `correct` entry, or None: nothing to correct, corrected already, or no proof of anything better."""
     outcome = ending.outcome
     if (
@@ -162,7 +165,8 @@ def _correction(ending: Ending, before: _Posted, now_ms: int) -> Entry | None:
         return None
     tokens = entry_rows.tokens_of(outcome)
     return Entry(
-        entry_id=budget_rows.fresh_id("ent", now_ms),
+        entry_id=entry_id,
+        at_ms=ms_of(ending.attempt.attempt_id),
         attempt=ending.attempt,
         outcome=outcome,
         kind=Kind.CORRECT,

@@ -168,7 +168,6 @@ hold = Table(
         postgresql_where=text("state = 'held'"),
         sqlite_where=text("state = 'held'"),
     ),
-    Index("ix_hold_created_at_ms", "created_at_ms"),
 )
 
 #: Immutable. `at_ms` is the time inside the attempt's id, so that the unique indexes can hold the key by which

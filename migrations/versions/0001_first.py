@@ -67,7 +67,6 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("attempt_id", name=op.f("pk_hold")),
     )
-    op.create_index("ix_hold_created_at_ms", "hold", ["created_at_ms"], unique=False)
     op.create_index(
         "ix_hold_open",
         "hold",

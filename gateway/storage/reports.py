@@ -1,0 +1,214 @@
+"""What was used and what it cost, by any of a few dimensions; and the ledger's entries themselves.
+
+Everything but tasks comes from the hourly sums that the settling transaction writes, tasks from the entries.
+Times are those of the attempts' starts. All raise `Unavailable` when the store is down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.errors import InvalidRequest
+from gateway.storage.database import Database
+from gateway.storage.tables import TOKEN_COLUMNS, ledger
+from gateway.storage.transact import Fetch, Row, Sql, Tx
+
+_DAY_MS = 86_400_000
+_HOUR_MS = 3_600_000
+#: What a report may be grouped by -> the column, in usage_hour and in ledger.
+DIMENSIONS: Mapping[str, str] = {
+    "tenant": "tenant_id",
+    "team": "team_id",
+    "key": "key_id",
+    "task": "task_id",
+    "model": "model",
+    "provider": "provider",
+    "deployment": "deployment",
+    "tier": "tier",
+    "client": "client",
+    "day": "day",
+}
+_ENTRY_COLUMNS = tuple(c.name for c in ledger.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One group: its values in the order asked for ("day" as milliseconds of its UTC midnight), and its sums."""
+
+    group: tuple[str | int, ...]
+    attempts: int
+    errors: int
+    retries: int
+    retries_cost_nano_usd: int
+    cost_nano_usd: int
+    list_cost_nano_usd: int
+    tokens: Mapping[str, int]  # as tables.TOKEN_COLUMNS
+
+    @property
+    def saved_nano_usd(self) -> int:
+        """What caching saved against the same tokens without a cache; negative if writing cost more."""
+        return self.list_cost_nano_usd - self.cost_nano_usd
+
+
+async def usage(
+    database: Database, *, by: Sequence[str], from_ms: int, to_ms: int, team_id: str = "", key_id: str = ""
+) -> list[UsageRow]:
+    """Sums over [from, to), widened to full hours, grouped by any of DIMENSIONS; the costliest group first."""
+    unknown = [name for name in by if name not in DIMENSIONS]
+    if unknown:
+        raise InvalidRequest(
+            f"cannot group by {', '.join(unknown)}; choose from {', '.join(DIMENSIONS)}", param="by"
+        )
+    sql = Sql(_usage_sql(by, "task" in by))
+    first_ms = from_ms // _HOUR_MS * _HOUR_MS
+    end_ms = -(-to_ms // _HOUR_MS) * _HOUR_MS
+    found = await _fetch(database, sql, first_ms, end_ms, team_id, key_id)
+    return [_usage_row(row, len(by)) for row in found]
+
+
+async def entries(
+    database: Database,
+    *,
+    request_id: str = "",
+    task_id: str = "",
+    from_ms: int = 0,
+    to_ms: int = 2**62,
+    after: tuple[int, str] = (-1, ""),
+    limit: int = 1_000,
+) -> list[dict[str, Any]]:
+    """Ledger entries in the order of their attempts, as dicts of all columns of `tables.ledger`.
+
+    The next page is `after` = (at_ms, entry_id) of the last one.
+    """
+    found = await _fetch(database, _ENTRIES, request_id, task_id, from_ms, to_ms, after[0], after[1], limit)
+    dicts = [dict(zip(_ENTRY_COLUMNS, row, strict=True)) for row in found]
+    for entry in dicts:
+        entry["stream"] = bool(entry["stream"])  # SQLite has no booleans
+    return dicts
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A budget window whose totals are not the sums of its entries and open holds. There must be none."""
+
+    budget_id: str
+    window_start_ms: int
+    scope: str
+    posted_nano_usd: int
+    posted_by_entries_nano_usd: int
+    held_nano_usd: int
+    held_by_holds_nano_usd: int
+
+
+async def drift(database: Database) -> list[Drift]:
+    """Recompute every budget window from entries and holds (invariant I3) and return those that differ.
+
+    Reads the whole ledger: for `doctor` and tests. Windows of removed budgets are left out.
+    """
+    return [Drift(*row) for row in await _fetch(database, _DRIFT)]
+
+
+def _usage_row(row: Row, groups: int) -> UsageRow:
+    attempts, errors, retries, retries_cost, cost, list_cost, *tokens = row[groups:]
+    return UsageRow(
+        tuple(row[:groups]),
+        attempts,
+        errors,
+        retries,
+        retries_cost,
+        cost,
+        list_cost,
+        dict(zip(TOKEN_COLUMNS, tokens, strict=True)),
+    )
+
+
+def _usage_sql(by: Sequence[str], from_entries: bool) -> str:
+    at = "at_ms" if from_entries else "hour_ms"
+    columns = [f"{at} / {_DAY_MS} * {_DAY_MS}" if name == "day" else DIMENSIONS[name] for name in by]
+    if from_entries:
+        # A `correct` entry is no attempt of its own; its amounts are differences, which just add up.
+        terminal = "kind <> 'correct'"
+        sums = [
+            f"count(CASE WHEN {terminal} THEN 1 END)",
+            f"count(CASE WHEN {terminal} AND error <> '' THEN 1 END)",
+            f"count(CASE WHEN {terminal} AND attempt_no > 1 THEN 1 END)",
+            _sum("CASE WHEN attempt_no > 1 THEN amount_nano_usd ELSE 0 END"),
+            _sum("amount_nano_usd"),
+            _sum("list_cost_nano_usd"),
+        ]
+    else:
+        names = (
+            "attempts",
+            "errors",
+            "retries",
+            "retries_cost_nano_usd",
+            "cost_nano_usd",
+            "list_cost_nano_usd",
+        )
+        sums = [_sum(name) for name in names]
+    sums += [_sum(name) for name in TOKEN_COLUMNS]
+    groups = ", ".join(str(i + 1) for i in range(len(by)))
+    cost = len(by) + 5
+    return (
+        f"SELECT {', '.join(columns + sums)} FROM {'ledger' if from_entries else 'usage_hour'} "  # noqa: S608
+        f"WHERE {at} >= $1 AND {at} < $2 AND ($3 = '' OR team_id = $3) AND ($4 = '' OR key_id = $4) "
+        + (f"GROUP BY {groups} ORDER BY {cost} DESC, {groups}" if by else "")
+    )
+
+
+def _sum(expression: str) -> str:
+    # Postgres sums BIGINT to NUMERIC, which would arrive as Decimal.
+    return f"CAST(coalesce(sum({expression}), 0) AS BIGINT)"
+
+
+_ENTRIES = Sql(
+    f"SELECT {', '.join(_ENTRY_COLUMNS)} FROM ledger "  # noqa: S608
+    "WHERE ($1 = '' OR request_id = $1) AND ($2 = '' OR task_id = $2) AND at_ms >= $3 AND at_ms < $4 "
+    "AND (at_ms > $5 OR (at_ms = $5 AND entry_id > $6)) ORDER BY at_ms, entry_id LIMIT $7"
+)
+
+
+_HELD = "state = 'held'"
+
+
+def _drift_sql(places: str, budget_id: str, start_ms: str) -> str:
+    """`places` unfolds the JSON array of [budget_id, window_start_ms] of a row."""
+
+    def total(table: str, column: str, condition: str) -> str:
+        return (
+            f"SELECT {budget_id} AS b, {start_ms} AS w, sum({column}) AS n FROM {table}, {places} "  # noqa: S608
+            f"WHERE {condition} GROUP BY 1, 2"
+        )
+
+    return (
+        "WITH windows AS (SELECT budget_id, window_start_ms, scope, posted_nano_usd, held_nano_usd FROM budget "  # noqa: S608
+        "UNION ALL SELECT budget_id, window_start_ms, scope, posted_nano_usd, held_nano_usd FROM budget_closed), "
+        f"posted AS ({total('ledger', 'amount_nano_usd', '1 = 1')}), "
+        f"held AS ({total('hold', 'amount_nano_usd', _HELD)}) "
+        "SELECT budget_id, window_start_ms, scope, posted_nano_usd, CAST(coalesce(p.n, 0) AS BIGINT), "
+        "held_nano_usd, CAST(coalesce(h.n, 0) AS BIGINT) FROM windows "
+        "LEFT JOIN posted p ON p.b = budget_id AND p.w = window_start_ms "
+        "LEFT JOIN held h ON h.b = budget_id AND h.w = window_start_ms "
+        "WHERE posted_nano_usd <> coalesce(p.n, 0) OR held_nano_usd <> coalesce(h.n, 0) ORDER BY 1, 2"
+    )
+
+
+_DRIFT = Sql.of(
+    postgres=_drift_sql(
+        "jsonb_array_elements(budgets::jsonb) AS place", "place ->> 0", "CAST(place ->> 1 AS BIGINT)"
+    ),
+    sqlite=_drift_sql(
+        "json_each(budgets) AS place",
+        "json_extract(place.value, '$[0]')",
+        "json_extract(place.value, '$[1]')",
+    ),
+)
+
+
+async def _fetch(database: Database, sql: Sql, *args: Any) -> list[Row]:
+    def tx() -> Tx[list[Row]]:
+        return list((yield Fetch(sql, args)))
+
+    return await database.read(tx)
