@@ -63,7 +63,9 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def serve(
     config: Config = None,
-    host: Annotated[str | None, typer.Option(help="Address for requests; that for admin is configured.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address for requests; that for admin is configured.")
+    ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for requests.")] = None,
     admin_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port for admin and metrics.")
@@ -150,18 +152,10 @@ def keys_create(
 ) -> int:
     """Make a virtual key. It is shown once; only its HMAC is stored."""
     from gateway.commands import keys
+    from gateway.core.identity import RateLimit
 
-    wanted = keys.Wanted(
-        name,
-        team,
-        tuple(model or ()),
-        budget,
-        window,
-        requests_per_min,
-        tokens_per_min,
-        concurrent,
-        expires_days,
-    )
+    limit = RateLimit(requests_per_min, tokens_per_min, concurrent)
+    wanted = keys.Wanted(name, team, tuple(model or ()), budget, window, limit, expires_days)
     return keys.create(config, wanted, as_json)
 
 
@@ -196,8 +190,10 @@ def teams_create(
 ) -> int:
     """Make a team."""
     from gateway.commands import teams
+    from gateway.core.identity import RateLimit
 
-    wanted = teams.Wanted(name, tuple(model or ()), task_budget, requests_per_min, tokens_per_min, concurrent)
+    limit = RateLimit(requests_per_min, tokens_per_min, concurrent)
+    wanted = teams.Wanted(name, tuple(model or ()), task_budget, limit)
     return teams.create(config, wanted, as_json)
 
 
@@ -215,13 +211,14 @@ def budgets_set(
     limit: Annotated[str, typer.Argument(help='Dollars: "12.50".')],
     config: Config = None,
     window: Annotated[str, typer.Option(help="lifetime, hour, day, week, month, 30d ...")] = "month",
+    zone: Annotated[str, typer.Option(help="Time zone of a calendar window: Europe/Berlin.")] = "UTC",
     on_exceed: Annotated[str, typer.Option(help="error, or warn to let requests through.")] = "error",
     as_json: Json = False,
 ) -> int:
     """Set or change a budget; a running gateway follows within a second."""
     from gateway.commands import budgets
 
-    return budgets.put(config, scope, limit, window, on_exceed, as_json)
+    return budgets.put(config, scope, limit, budgets.Rule(window, zone, on_exceed), as_json)
 
 
 @budgets.command("list")

@@ -47,7 +47,7 @@ async def examine(settings: Settings) -> list[Finding]:
     state_dir = _state_dir(settings)
     findings = [_version(), Finding("configuration", State.OK, f"{settings.file} has no problems"), state_dir]
     findings.append(_pepper(settings, state_dir.state is not State.FAIL))
-    findings += await database.examine(settings, _TIMEOUT_S)
+    findings += await database.examine(settings)
     findings.append(_clock(now_ms))
     findings += await asyncio.gather(
         _redis(settings), _port("requests", settings.listen), _port("admin", settings.admin_listen)

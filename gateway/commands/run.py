@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from gateway import settings as config
 from gateway.commands.opening import config_errors_told, load_settings
 from gateway.commands.output import OperatorError
+from gateway.core.errors import GatewayError
 from gateway.settings import Listen, Settings
 
 
@@ -32,15 +34,32 @@ def serve(
         raise OperatorError("only one process can serve from a SQLite file", "set database_url to a Postgres")
     from gateway import start
 
-    with config_errors_told():
+    with _told(settings):
         return start.main(settings, config_path=path, first_run=first_run)
 
 
 def demo(*, steps: int, json_out: bool) -> int:
+    settings = demo_settings(config.environment())
     from gateway import start
 
+    with _told(settings):
+        return start.demo(settings, steps=steps, json_out=json_out)
+
+
+@contextlib.contextmanager
+def _told(settings: Settings) -> Iterator[None]:
+    """What keeps a gateway from starting, as one line for the operator."""
+    from gateway.start import CannotStart
+    from gateway.storage.schema import SchemaMismatch
+
     with config_errors_told():
-        return start.demo(demo_settings(config.environment()), steps=steps, json_out=json_out)
+        try:
+            yield
+        except (CannotStart, SchemaMismatch) as error:
+            raise OperatorError(str(error)) from error
+        except GatewayError as error:
+            hint = "`tollhouse doctor` tries everything"
+            raise OperatorError(f"{settings.database_shown}: {error.message}", hint) from error
 
 
 def demo_settings(env: Mapping[str, str]) -> Settings:

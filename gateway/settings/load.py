@@ -36,7 +36,7 @@ from gateway.settings.yaml_marks import parse
 
 _MIB = 2**20
 _MOST = 1_000_000_000
-_SHORTEST_PEPPER = 16
+_SHORTEST_SECRET = 16
 _MOST_WORKERS = 256
 _DAY_S = 86_400
 _SQLITE = ("sqlite:///", "sqlite+aiosqlite:///")
@@ -137,7 +137,8 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         state_dir=state_dir,
         database_url=_database_url(root, state_dir),
         redis_url=_redis_url(root),
-        pepper=_pepper(root, env),
+        admin_key=_secret(root, "admin_key", env.get("TOLLHOUSE_ADMIN_KEY", "")),
+        pepper=_secret(root, "pepper", env.get("TOLLHOUSE_PEPPER", "")),
         workers=root.integer("workers", 1, 1, _MOST_WORKERS),
         providers=found.providers,
         catalog=catalog,
@@ -225,10 +226,10 @@ def _redis_url(root: Section) -> str | None:
     return url or None
 
 
-def _pepper(root: Section, env: Mapping[str, str]) -> Secret | None:
-    value = root.text("pepper") or env.get("TOLLHOUSE_PEPPER", "")
-    if value and len(value) < _SHORTEST_PEPPER:
-        root.wrong("pepper", f"must have at least {_SHORTEST_PEPPER} characters", "openssl rand -hex 32")
+def _secret(root: Section, key: str, from_environment: str) -> Secret | None:
+    value = root.text(key) or from_environment
+    if value and len(value) < _SHORTEST_SECRET:
+        root.wrong(key, f"must have at least {_SHORTEST_SECRET} characters", "openssl rand -hex 32")
     return Secret(value) if value else None
 
 
@@ -301,10 +302,11 @@ def _budget(section: Section, scope: str) -> list[BudgetSpec]:
     if limit is None and "limit_usd" not in section:
         section.wrong("limit_usd", "is required", 'for example "50"')
     window = section.text("window", "month")
+    zone = section.text("zone", "UTC")
     try:
-        parse_window(window)
+        parse_window(window, zone)
     except ValueError as error:
         section.wrong("window", str(error))
     on_exceed = section.choice("on_exceed", OnExceed, OnExceed.ERROR)
     section.done()
-    return [BudgetSpec(scope, limit, window, on_exceed)] if limit is not None else []
+    return [BudgetSpec(scope, limit, window, on_exceed, zone)] if limit is not None else []

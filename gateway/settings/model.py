@@ -119,6 +119,7 @@ class BudgetSpec:
     limit_nano_usd: int
     window: str  # as core.windows.parse_window reads it: "lifetime", "day", "month", "30d" ...
     on_exceed: OnExceed = OnExceed.ERROR
+    zone: str = "UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class Settings:
     state_dir: Path
     database_url: str = field(repr=False)
     redis_url: str | None = field(repr=False)
+    admin_key: Secret | None  # None: the application makes one in state_dir
     pepper: Secret | None  # None: `ensure_pepper` reads or makes the one in state_dir
     workers: int
     providers: Mapping[str, Provider]
