@@ -8,11 +8,16 @@ into `tollhouse serve` (one process, so that what is measured is the gateway alo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from pathlib import Path
 
-from gateway.core.secrets import ID_RANDOM_BYTES, SECRET_RANDOM_BYTES, key_text, new_key
+from gateway.core.secrets import ID_RANDOM_BYTES, SECRET_RANDOM_BYTES, hmac_of, key_text, new_key
+from gateway.storage import schema
+from gateway.storage.accounts import Accounts
+from gateway.storage.database import open_database
+from gateway.storage.transact import Fetch, Sql, Tx
 
 #: Known to everybody, and worth nothing outside of a database made here.
 KEY_ID, SECRET = new_key(b"bench"[:ID_RANDOM_BYTES], b"b" * SECRET_RANDOM_BYTES)
@@ -23,7 +28,7 @@ CONFIG = """\
 listen: 127.0.0.1:{port}
 admin_listen: 127.0.0.1:{admin_port}
 state_dir: {state}
-{database}
+database_url: {database_url}
 pepper: {pepper}
 discover_providers: false
 demo: off
@@ -50,13 +55,32 @@ def write_config(state: Path, port: int, admin_port: int, mock: str, database_ur
     """The configuration file, inside of `state`."""
     state.mkdir(parents=True, exist_ok=True)
     file = state / "gateway.yaml"
-    database = f"database_url: {database_url}" if database_url else ""
     file.write_text(
         CONFIG.format(
-            port=port, admin_port=admin_port, mock=mock, state=state, database=database, pepper=PEPPER
+            port=port, admin_port=admin_port, mock=mock, state=state, database_url=database_url, pepper=PEPPER
         )
     )
     return file
+
+
+_KNOWN = Sql("UPDATE virtual_key SET key_id = $1, secret_hmac = $2 WHERE key_id = $3")
+
+
+async def prepare(database_url: str) -> None:
+    """The schema, the default team, and the key that the load knows: made as usual, then given its known secret."""
+    await schema.migrate(database_url)
+    database = open_database(database_url)
+    try:
+        accounts = Accounts(database, actor="bench")
+        await accounts.ensure_defaults()
+        made, _ = await accounts.create_key(pepper=PEPPER.encode(), name="bench")
+
+        def make_known() -> Tx[None]:
+            yield Fetch(_KNOWN, (KEY_ID, hmac_of(PEPPER.encode(), SECRET), made.key_id))
+
+        await database.write(make_known)
+    finally:
+        await database.close()
 
 
 def serve_command(config: Path) -> list[str]:
@@ -72,7 +96,10 @@ def main() -> None:
         "--database", default="", help="URL of an empty database; default: SQLite in the state folder"
     )
     args = ap.parse_args()
-    config = write_config(args.state.resolve(), args.port, args.port + 1000, args.mock, args.database)
+    state = args.state.resolve()
+    database_url = args.database or f"sqlite:///{state / 'ledger.db'}"
+    config = write_config(state, args.port, args.port + 1000, args.mock, database_url)
+    asyncio.run(prepare(database_url))
     command = serve_command(config)
     os.execv(command[0], command)
 

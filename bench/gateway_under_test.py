@@ -81,7 +81,7 @@ async def start_gateway(
 ) -> AsyncIterator[Gateway]:
     """Migrate, make a key, serve. `database_url` "" = SQLite in `state`."""
     port, admin_port = free_port(), free_port()
-    database = database_url or f"sqlite+aiosqlite:///{state / 'ledger.db'}"
+    database = database_url or f"sqlite:///{state / 'ledger.db'}"
     config = state / "gateway.yaml"
     config.write_text(
         CONFIG.format(

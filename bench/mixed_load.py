@@ -23,7 +23,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from sqlalchemy import text
 
 from bench.gateway_under_test import Gateway, start_gateway
 from bench.mixed_requests import Tally, calls, send_all
@@ -32,7 +31,9 @@ from gateway.demo.bill import BillLine
 from gateway.demo.faults import FaultKind, FaultPlan
 from gateway.demo.provider import DemoProvider
 from gateway.demo.report import Comparison, LedgerLine, compare
-from gateway.storage.database import open_database
+from gateway.storage import reports
+from gateway.storage.database import Database, open_database
+from gateway.storage.transact import Fetch, Sql, Tx
 
 SETTLE_S = 90.0
 #: Share of upstream calls that fail in each of these ways: about one in four in all.
@@ -52,11 +53,17 @@ FAULTS = {
     FaultKind.COMMENTS: 0.01,
     FaultKind.CRLF: 0.01,
 }
-_ENTRIES = text(
-    "SELECT attempt_id, kind, quality, amount_nano_usd, input_uncached, cache_read, cache_write_5m, cache_write_1h, "
-    "cache_write_12h, output FROM ledger"
-)
-_HELD = text("SELECT count(*) FROM hold WHERE state = 'held'")
+_HELD = Sql("SELECT count(*) FROM hold WHERE state = 'held'")
+_PAGE = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The ledger when nothing was held any more, or when waiting for that was given up."""
+
+    entries: list[dict[str, Any]]
+    still_held: int
+    drifting: int  # budget windows whose totals are not the sums of their entries and holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +77,22 @@ class Verdict:
     exact_but_different: int
     bound_below_bill: int
     still_held: int
+    drifting_budgets: int
 
     @property
     def good(self) -> bool:
         return not (
-            self.wrong_entries or self.exact_but_different or self.bound_below_bill or self.still_held
+            self.wrong_entries
+            or self.exact_but_different
+            or self.bound_below_bill
+            or self.still_held
+            or self.drifting_budgets
         )
 
 
-def judge(rows: list[dict[str, Any]], bill: list[BillLine], still_held: int) -> Verdict:
+def judge(books: Books, bill: list[BillLine]) -> Verdict:
     """Every attempt of ledger and bill. An attempt's quality is that of its latest entry: a `correct` improves it."""
+    rows = books.entries
     comparison = compare([LedgerLine.of(row) for row in rows], bill)
     quality = {
         row["attempt_id"]: row["quality"] for row in sorted(rows, key=lambda r: bool(r["kind"] == "correct"))
@@ -98,7 +111,8 @@ def judge(rows: list[dict[str, Any]], bill: list[BillLine], still_held: int) -> 
         sum(1 for d in comparison.differences if d.what == "entries"),
         by_quality["exact"],
         len(below),
-        still_held,
+        books.still_held,
+        books.drifting,
     )
 
 
@@ -113,9 +127,9 @@ async def run(args: argparse.Namespace) -> int:
             gateway.base_url, gateway.key, calls(args.requests, args.seed, args.leave), args.connections
         )
         sent_s = time.monotonic() - began_s
-        rows, held = await _when_settled(gateway.ledger_url)
+        books = await _when_settled(gateway.ledger_url)
         bill = await _bill(provider)
-    verdict = judge(rows, bill, held)
+    verdict = judge(books, bill)
     shown = _shown(args, tally, verdict, sent_s)
     print(json.dumps(shown, indent=2) if args.json else _table(shown))
     return 0 if verdict.good else 1
@@ -160,20 +174,28 @@ async def _bill(provider_url: str) -> list[BillLine]:
             await asyncio.sleep(0.5)
 
 
-async def _when_settled(ledger_url: str) -> tuple[list[dict[str, Any]], int]:
-    """(entries, holds still open): as soon as nothing is held, at the latest after SETTLE_S."""
+async def _when_settled(ledger_url: str) -> Books:
     database = open_database(ledger_url)
     until_s = time.monotonic() + SETTLE_S
     try:
-        while True:
-            async with database.reader.connect() as connection:
-                held = int((await connection.execute(_HELD)).scalar_one())
-                if not held or time.monotonic() > until_s:
-                    rows = (await connection.execute(_ENTRIES)).mappings().all()
-                    return [dict(row) for row in rows], held
+        while (held := await database.read(_held)) and time.monotonic() < until_s:
             await asyncio.sleep(0.2)
+        return Books(await _entries(database), held, len(await reports.drift(database)))
     finally:
         await database.close()
+
+
+def _held() -> Tx[int]:
+    return int((yield Fetch(_HELD))[0][0])
+
+
+async def _entries(database: Database) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after = (-1, "")
+    while page := await reports.entries(database, after=after, limit=_PAGE):
+        found += page
+        after = (page[-1]["at_ms"], page[-1]["entry_id"])
+    return found
 
 
 def _shown(args: argparse.Namespace, tally: Tally, verdict: Verdict, sent_s: float) -> dict[str, Any]:
@@ -194,6 +216,7 @@ def _shown(args: argparse.Namespace, tally: Tally, verdict: Verdict, sent_s: flo
         "attempts_by_quality": dict(sorted(verdict.attempts.items())),
         "differing_by_quality": dict(sorted(verdict.differing.items())),
         "still_held": verdict.still_held,
+        "drifting_budgets": verdict.drifting_budgets,
         "wrong_entries": verdict.wrong_entries,
         "exact_but_different": verdict.exact_but_different,
         "bound_below_bill": verdict.bound_below_bill,

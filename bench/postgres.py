@@ -77,7 +77,7 @@ def throwaway_postgres(cores: set[int] | None = None) -> Iterator[str]:
         if cores:
             os.sched_setaffinity(server.pid, cores)
         _wait_ready([pg_isready, "-q", "-h", "127.0.0.1", "-p", str(port)], server, folder / "log")
-        yield f"postgresql+asyncpg://tollhouse@127.0.0.1:{port}/postgres"
+        yield f"postgresql://tollhouse@127.0.0.1:{port}/postgres"
     finally:
         if server is not None:
             server.send_signal(signal.SIGINT)  # "fast": SIGTERM would wait for every client to leave
