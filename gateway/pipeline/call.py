@@ -214,6 +214,8 @@ def _attempt_of(world: World, x: Exchange, deployment: Deployment) -> Attempt:
         key_id=caller.key_id,
         task_id=x.task.task_id,
         parent_task_id=x.task.parent_task_id,
+        task_source=x.task.source.value,
+        task_external_id=x.task.external_id,
         attempt_no=x.attempts + 1,
         operation=x.operation.value,
         client=x.client,

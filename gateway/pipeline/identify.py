@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gateway.core import clients, secrets
 from gateway.core.errors import Unauthenticated
 from gateway.core.identity import Caller, KeyRecord, TaskRef, TaskSource
-from gateway.core.prefix import chain
+from gateway.core.prefix import anchor, chain
 from gateway.pipeline.exchange import Exchange, World
 
 _DAY_MS = 86_400_000
@@ -50,9 +50,12 @@ def refuse_ended(record: KeyRecord, now_ms: int) -> None:
 
 def identify(world: World, x: Exchange) -> None:
     """Name the task, first match wins: task-scoped key, path or header, client signal, lineage, else a new one."""
-    signal = clients.recognise(x.incoming.headers, x.facts.session_hints, x.incoming.path_task)
+    signal = clients.recognise(
+        x.incoming.headers, x.facts.session_hints, x.incoming.path_task, x.facts.tool_count
+    )
     x.signal = signal
-    x.chain = chain(x.facts.segments)
+    links = chain(x.facts.segments)
+    x.chain = links[: anchor(x.facts.segments)]  # without a client's trailing reminder, which moves every turn
     key = x.caller.key
     if key.task_id is not None:
         x.task = TaskRef(key.task_id, TaskSource.KEY)

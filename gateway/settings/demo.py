@@ -26,6 +26,7 @@ _MODELS = (
     ("demo-embed", Tier.SMALL, _EMBEDDINGS, 8_192, Rates(20_000, 0)),
 )
 _MAX_OUTPUT_TOKENS = 32_000
+_USAGE_LOOKUP = "/generation?id="
 
 
 class DemoMode(StrEnum):
@@ -41,7 +42,7 @@ class DemoMode(StrEnum):
 
 def add_demo(found: Found) -> None:
     """One provider whose address the application fills in when it has started it, and its four models."""
-    provider = Provider(DEMO, Wire.DEMO, "", "", OnDisconnect.CANCEL_FREE)
+    provider = Provider(DEMO, Wire.DEMO, "", "", OnDisconnect.DRAIN, usage_lookup=_USAGE_LOOKUP)
     found.providers[DEMO] = provider
     for model, tier, operations, context_tokens, rates in _MODELS:
         name = f"{DEMO}/{model}"
