@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gateway import __version__
 from gateway.admin.ports import AdminDeps
@@ -44,8 +45,12 @@ from gateway.upstream.lookup import UsageLookup
 
 RECONCILE_EVERY_S = 15.0
 DRAINS_MAX = 64
+TRACED_MAX = 10_000
 #: Client sides that hang on after the drain are cut; settlements then get this long.
 SETTLE_S = 30.0
+
+if TYPE_CHECKING:
+    from gateway.telemetry.otel import TracedAttempt, Tracing
 
 _log = logging.getLogger("gateway")
 
@@ -74,6 +79,8 @@ class App:
         self._stack = AsyncExitStack()
         self._draining = False
         self._write_access = access_log
+        self._tracing: Tracing | None = None
+        self._traced: dict[str, list[TracedAttempt]] = {}
         self.metrics = Metrics(settings.catalog, version=__version__)
         self.requests = Tasks(_fault)  # attempts and settlements: drained at the end
         self.jobs = Tasks(_fault)  # run for ever: cancelled at the end
@@ -127,6 +134,18 @@ class App:
         secrets_by_name = {name: secret.reveal() for name, secret in settings.credentials.items()}
         upstream = await self._upstreams(secrets_by_name)
         await self._start_jobs(secrets_by_name)
+        if settings.telemetry.otlp_endpoint:
+            # The exporter and what it imports are 20 MB that most do not need.
+            from gateway.telemetry.otel import otlp_tracing
+
+            self._tracing = otlp_tracing(
+                settings.telemetry.otlp_endpoint,
+                service_name=settings.telemetry.service_name,
+                version=__version__,
+                sample_ratio=settings.telemetry.sampling_ratio,
+            )
+            self._tracing.start()
+            stack.callback(self._tracing.close)
         world = self._world(keys, upstream, pepper)
         await self._start_admin(world, pepper)
         self.edge = self._edge(world)
@@ -195,6 +214,13 @@ class App:
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
         self.metrics.attempt(attempt, outcome)
+        if self._tracing is not None:
+            # Kept until the request is done; the few that end after it (abandoned streams) age out.
+            from gateway.telemetry.otel import TracedAttempt
+
+            self._traced.setdefault(attempt.request_id, []).append(TracedAttempt(attempt, outcome))
+            while len(self._traced) > TRACED_MAX:
+                del self._traced[next(iter(self._traced))]
 
     def refusal(self, kind: str) -> None:
         self.metrics.refusal(kind)
@@ -239,17 +265,20 @@ class App:
 
     def _done(self, done: Done, write: Callable[[dict[str, object]], None]) -> None:
         status = 499 if done.client_gone and not done.status else done.status
+        duration_s, overhead_s = done.steps.elapsed_s(), done.steps.gateway_s()
         if done.operation:
             self.metrics.request(
                 operation=done.operation,
                 client=done.client or "unknown",
                 status=status,
-                duration_s=done.duration_s,
+                duration_s=duration_s,
                 first_token_s=done.first_token_s,
-                overhead_s=done.overhead_s,
+                overhead_s=overhead_s,
             )
         if done.error:
             self.metrics.refusal(done.error)
+        if self._tracing is not None:
+            self._trace(self._tracing, done, status, duration_s)
         write(
             {
                 "request_id": done.request_id,
@@ -263,9 +292,34 @@ class App:
                 "error": done.error,
                 "bytes_in": done.bytes_in,
                 "bytes_out": done.bytes_out,
-                "duration_ms": round(done.duration_s * 1e3, 2),
-                "overhead_ms": round(done.overhead_s * 1e3, 2),
+                "duration_ms": round(duration_s * 1e3, 2),
+                "overhead_ms": round(overhead_s * 1e3, 2),
             }
+        )
+
+    def _trace(self, tracing: Tracing, done: Done, status: int, duration_s: float) -> None:
+        from gateway.telemetry.otel import TracedRequest
+
+        attempts = self._traced.pop(done.request_id, [])
+        trace = tracing.begin(done.traceparent)
+        if not trace.sampled:
+            return
+        tracing.record(
+            TracedRequest(
+                trace=trace,
+                request_id=done.request_id,
+                method=done.method,
+                path=f"/v1/{done.operation}" if done.operation else "other",
+                status=status,
+                error=done.error,
+                client=done.client,
+                task_id=done.task_id,
+                started_ns=self.clock.now_ms() * 1_000_000 - int(duration_s * 1e9),
+                started_s=done.steps.started_s,
+                duration_s=duration_s,
+                stages=done.steps.spans(),
+                attempts=attempts,
+            )
         )
 
     async def _start_admin(self, world: World, pepper: bytes) -> None:

@@ -56,6 +56,8 @@ class Done:
     request_id: str
     method: str
     path: str
+    steps: Steps
+    traceparent: str | None = None
     status: int = 0
     operation: str = ""
     client: str = ""
@@ -65,8 +67,6 @@ class Done:
     error: str = ""
     bytes_in: int = 0
     bytes_out: int = 0
-    duration_s: float = 0.0
-    overhead_s: float = 0.0
     first_token_s: float | None = None
     client_gone: bool = False
 
@@ -142,7 +142,9 @@ class Edge:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         steps = Steps(self._monotonic)
-        done = Done(self._new_request_id(), request.method, request.path)
+        done = Done(
+            self._new_request_id(), request.method, request.path, steps, request.headers.get("traceparent")
+        )
         target = resolve(request.rel_url.raw_path, "anthropic-version" in request.headers)
         self.in_flight += 1
         try:
@@ -162,8 +164,6 @@ class Edge:
             return await self._refuse(request, unknown, target, done)
         finally:
             self.in_flight -= 1
-            done.duration_s = steps.elapsed_s()
-            done.overhead_s = steps.gateway_s()
             self._on_done(done)
 
     async def _answer(
