@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.catalog import Operation
-from gateway.core.dialects import EventFacts, Reading, read_event, read_usage
+from gateway.core.dialects import EventFacts, Reading, event_reader, read_usage
 from gateway.core.dialects.anthropic_messages import merge_usage
 from gateway.core.dialects.splice import insert_cost
 from gateway.core.errors import GatewayError
@@ -31,6 +31,7 @@ class StreamMeter:
         self, operation: Operation, *, hide_usage: bool, price: Callable[[Reading], str | None]
     ) -> None:
         self._operation = operation
+        self._read_event = event_reader(operation)
         self._hide_usage = hide_usage
         self._price = price
         self._splitter = SseSplitter()
@@ -71,7 +72,7 @@ class StreamMeter:
         if data == b"[DONE]" and self._operation is Operation.CHAT:
             self.complete = True
             return b"data: [DONE]\n\n"
-        facts = read_event(self._operation, name, data) if data else None
+        facts = self._read_event(name, data) if data else None
         if facts is not None and facts.usage is not None:
             self._take_usage(facts)
         if self._operation is Operation.CHAT and self.finish and self._valid():
@@ -83,7 +84,7 @@ class StreamMeter:
         if not data:  # a comment or a bare name
             return event
         self.events += 1
-        facts = read_event(self._operation, name, data)
+        facts = self._read_event(name, data)
         if facts is None:
             return event
         if facts.output_bytes:

@@ -271,6 +271,8 @@ BAD: list[tuple[Operation, bytes, str | None, str]] = [
     (CHAT, nested(200_000), None, "nested too deep"),
     (CHAT, b'{"model":"m","x":' + b"[" * 64 + b"]" * 64 + b"," + ONE + b"}", None, "nested too deep"),
     (CHAT, b'{"model":"m","tools":[' + b'{"a":' * 63 + b"1" + b"}" * 63 + b"]," + ONE + b"}", "tools", "nested too deep"),
+    (CHAT, b'{"model":"m","messages":[' + b",".join([b'{"role":"user","c":[' + b",".join([b"[]"] * 100) + b"]}"] * 2000) + b"]}",
+     None, "more than 200000"),
     (CHAT, b'{"model":"m","messages":[{"role":"user","c":[' + b",".join([b"[]"] * 200_001) + b"]}]}", "messages[0]",
      "more than 200000"),
 ]  # fmt: skip
@@ -299,19 +301,19 @@ def test_what_is_remembered_is_bounded() -> None:
         assert len(seen._young) + len(seen._old) <= 20
 
 
-@pytest.mark.parametrize("twice", [b"messages", b"tools", b"x"])
-def test_no_length_of_a_later_twin_hides_a_member(twice: bytes) -> None:
-    """A decoder keeps the last of two; its length laid over the first must not jump over what is between.
+SMUGGLED = [
+    # The second list's one item has 15 bytes. Laid over the first list, they end inside a key, and what follows
+    # reads as `]`, a member named ":" and the end of the body: both models would be out of sight.
+    b'{"model":"cheap","messages":[{"'
+    + b"a" * 13
+    + b'],":":1}"}],"messages":[{"role":"user"}],"model":"dear"}',
+    # the same with a value that is not a list of messages
+    b'{"model":"cheap","stop":{"],":":1}"},"stop":{},' + ONE + b',"model":"dear"}',
+    b'{"model":"cheap","stop":{"a":":1}"},"stop":{"],":1},' + ONE + b',"model":"dear"}',
+]
 
-    The first value is made so that the second's bytes would fit into it, out of step with its strings.
-    """
-    last = b'[{"role":"user","a":","}]'
-    for filler in range(60):
-        first = b'[{"role":"user","a":"' + b"," * filler + b'"},{"role":"user","a":","}]'
-        body = (
-            b'{"%b":%b,"model":"cheap","%b":%b,' % (twice, first, twice, last)
-            + ONE.replace(b"messages", b"y")
-            + b"}"
-        )
-        with pytest.raises(InvalidRequest):
-            read(CHAT, body)
+
+@pytest.mark.parametrize("body", SMUGGLED, ids=range(len(SMUGGLED)))
+def test_no_length_of_a_later_twin_hides_a_member(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="more than once"):
+        read(CHAT, body)

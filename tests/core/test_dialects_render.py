@@ -88,6 +88,8 @@ def test_nothing_is_copied() -> None:
     body = b'{"model":"a",' + M + b"}"
     assert render(read(CHAT, body), body, Edits()) == (body,)
     assert render(read(CHAT, body), body, Edits())[0] is body
+    bounded = body[:-1] + b',"max_tokens":7}'
+    assert render(read(CHAT, bounded), bounded, Edits("a", True, 7))[0] is bounded
     pieces = render(read(CHAT, body), body, Edits(model="b"))
     assert [p.obj is body if isinstance(p, memoryview) else p for p in pieces] == [True, b'"b"', True]
 

@@ -5,6 +5,8 @@ Requests are never rebuilt: a body leaves as it came, except for the declared `E
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.core.catalog import Operation
 from gateway.core.dialects import anthropic_messages, embeddings, openai_chat, openai_responses
 from gateway.core.dialects.answers import AnswerFacts, EventFacts, Reading
@@ -19,10 +21,10 @@ __all__ = [
     "Facts",
     "Reading",
     "Segment",
+    "event_reader",
     "read",
     "read_answer",
     "read_bedrock_usage",
-    "read_event",
     "read_gemini_usage",
     "read_usage",
     "render",
@@ -56,15 +58,15 @@ def read_answer(operation: Operation, body: bytes) -> AnswerFacts:
             return embeddings.read_answer(body)
 
 
-def read_event(operation: Operation, name: str, data: bytes) -> EventFacts | None:
-    """The facts of one event of a stream; None if it is not JSON of this dialect."""
+def event_reader(operation: Operation) -> Callable[[str, bytes], EventFacts | None]:
+    """Reads (name, data) of one event of a stream; None if it is not JSON of this dialect."""
     match operation:
         case Operation.CHAT:
-            return openai_chat.read_event(name, data)
+            return openai_chat.read_event
         case Operation.RESPONSES:
-            return openai_responses.read_event(name, data)
+            return openai_responses.read_event
         case _:
-            return anthropic_messages.read_event(name, data)
+            return anthropic_messages.read_event
 
 
 def read_usage(operation: Operation, usage: object, service_tier: str = "") -> Reading:
