@@ -110,6 +110,7 @@ class PromptCache:
             cache_read=read,
             cache_write_5m=short_write,
             cache_write_1h=long_write,
+            # A mark inside the part that is read anyway becomes an entry too, free of charge.
             writes=tuple(
                 (blocks[i].digest, rules.long_ttl_ms if ttl is Ttl.LONG else rules.ttl_ms)
                 for i, ttl in marks

@@ -153,13 +153,16 @@ async def test_mini_swe_agent_comes_to_its_end(talk: Talk) -> None:
     task = "Work. To finish, run `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT`."
     history: list[dict[str, Any]] = [{"role": "user", "content": task}]
     commands = []
-    for _ in range(2):
+    for _ in range(5):
         body = {"model": "demo-fast", "messages": history, "tools": BASH["chat"]}
         message = (await talk.post("chat", body)).body["choices"][0]["message"]
+        if "tool_calls" not in message:
+            break
         call = message["tool_calls"][0]
         commands.append(json.loads(call["function"]["arguments"])["command"])
         history += [message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
-    assert commands == ["echo hi", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+    # mini stops at the second; an agent that only quotes the marker is let go after three more
+    assert commands == ["echo hi", *["echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"] * 3]
 
 
 async def test_a_forced_tool_is_called_with_valid_arguments(talk: Talk) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.demo.bill import BillFile, BillLine, State, Tokens, price, read_lines
-from gateway.demo.models import DEMO_FAST, DEMO_LARGE, MODELS, DemoModel
+from gateway.demo.models import DEMO_FAST, DEMO_LARGE, MODELS, DemoModel, Rates
 from gateway.demo.provider import BILL_NAME, DemoProvider
 from tests.demo.talk import HELLO, Talk, talking
 
@@ -30,6 +30,12 @@ def test_price_is_the_exact_fraction_rounded_up_once(
     counts = (uncached, read, write_5m, write_1h if model.rates.cache_write_1h else 0, output)
     dollars = sum(n * Fraction(rate) / 10**6 for n, rate in zip(counts, PAGE[model.name], strict=True))
     assert price(model.rates, Tokens(*counts)) == math.ceil(dollars * 10**9)
+
+
+@given(st.integers(1, 10**9), COUNT)
+def test_a_broken_nano_dollar_is_a_whole_one(rate_pico: int, tokens: int) -> None:
+    rates = Rates(rate_pico, 0, 0, 0, 0)
+    assert price(rates, Tokens(input_uncached=tokens)) == math.ceil(Fraction(rate_pico * tokens, 1_000))
 
 
 def test_a_class_that_the_model_does_not_have_has_no_price() -> None:

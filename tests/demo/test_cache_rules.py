@@ -183,6 +183,30 @@ def test_tool_choice_ends_the_reuse_of_messages_only() -> None:
     assert meter.send({**body, "tool_choice": {"type": "none"}})[1:] == (1_503, 2_003, 0)
 
 
+def test_an_image_ends_the_reuse_of_messages_only() -> None:
+    body = messages([text(2_000, MARK)], system=[text(1_500, MARK)])
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+    with_image = messages([text(2_000, MARK), image], system=[text(1_500, MARK)])
+    meter = Meter()
+    meter.send(body)
+    assert meter.send(with_image) == (3 + 765, 1_503, 2_003, 0)
+
+
+def test_speed_ends_the_reuse_from_the_system_on() -> None:
+    body = messages([text(2_000, MARK)], system=[text(1_500, MARK)])
+    meter = Meter()
+    meter.send(body)
+    assert meter.send({**body, "speed": "fast"})[1:] == (0, 3_506, 0)
+
+
+def test_who_says_it_is_part_of_the_prompt() -> None:
+    meter = Meter()
+    meter.send(chat(words(2_000)))
+    by_another = chat(words(2_000))
+    by_another["messages"][0]["role"] = "assistant"
+    assert meter.send(by_another) == (3, 0, 2_003, 0)
+
+
 def test_what_counts_is_the_rendered_prompt_not_the_json() -> None:
     meter = Meter()
     meter.send(messages([text(2_000, MARK)], words(20), [text(30, MARK)]))
@@ -249,6 +273,17 @@ def test_a_shared_prefix_before_a_varying_message_needs_a_marked_part() -> None:
     plain = Meter()
     plain.send(chat([text(2_000), text(10, word="a")]))
     assert plain.send(chat([text(2_000), text(10, word="b")])) == (3, 0, 2_013, 0)
+
+
+def test_only_the_latest_three_marked_parts_are_written_beside_the_implicit_one() -> None:
+    marked: dict[str, Any] = {"prompt_cache_breakpoint": {}}
+    parts = [text(2_000, marked), *[text(100, marked)] * 3, text(10, word="a")]
+    reads = []
+    for kept in (1, 2):
+        meter = Meter()
+        meter.send(chat(parts))
+        reads.append(meter.send(chat([*parts[:kept], text(9, word="other")]))[1])
+    assert reads == [0, 2_103]
 
 
 def test_twenty_earlier_message_ends_are_examined() -> None:
