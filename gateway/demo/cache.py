@@ -166,7 +166,7 @@ def implicit_marks(rules: CacheRules, blocks: tuple[Block, ...], implicit: bool)
     """OpenAI's breakpoints: the latest marked parts, and the end of the latest message."""
     marked = [i for i, block in enumerate(blocks) if block.openai_marker]
     if implicit and blocks:
-        marked = sorted({*marked[-(rules.max_breakpoints - 1) :], len(blocks) - 1})
+        marked = sorted({*marked, len(blocks) - 1})
     return [(i, Ttl.SHORT) for i in marked[-rules.max_breakpoints :]]
 
 
