@@ -1,8 +1,8 @@
 """The one seam through which litellm reaches the network: every request belongs to one Exchange.
 
-litellm repeats requests on its own (`AsyncHTTPHandler.post` once more after a reset connection, its OpenAI path
-once more after some 400s, agent loops, context compaction: litellm 1.106.6, read 2026-11). Each repetition could
-bill outside of the attempt's hold, so an Exchange carries exactly one request and refuses any other. It also keeps
+litellm repeats requests on its own (`AsyncHTTPHandler.post` once more after a reset connection, redirects, agent
+loops, cache objects, context compaction: litellm 1.106.6, read 2026-11). Each repetition could bill
+outside of the attempt's hold, so an Exchange carries exactly one request and refuses any other. It also keeps
 the facts that litellm's exceptions lose: whether anything was sent, the provider's status, headers and error body.
 """
 

@@ -61,6 +61,11 @@ class ProviderFake:
         headers = {"content-type": content_type, **how.pop("headers", {})}
         self._replies.append(Reply(pieces=pieces, headers=headers, **how))
 
+    async def left(self) -> None:
+        """Returns once a client has left an answer that was still open."""
+        async with asyncio.timeout(5):
+            await self.gone.wait()
+
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)

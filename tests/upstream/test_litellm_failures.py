@@ -94,18 +94,6 @@ async def test_a_lost_answer_is_not_asked_for_again(
     assert_tells_no_secret(raised.value)
 
 
-async def test_a_refused_conversation_is_not_rewritten_and_sent_again(
-    upstream: LitellmUpstream, fake: ProviderFake
-) -> None:
-    """litellm mends this complaint by adding empty turns, in a second request."""
-    complaint = "Conversation roles must alternate user/assistant/user/assistant"
-    fake.replies({"error": {"message": complaint, "type": "invalid_request_error"}}, status=400)
-    answer = await upstream.open(call(deployment("openai", fake.url), Operation.MESSAGES, HELLO))
-    assert answer.status == 400
-    assert complaint.encode() in await answer.read(10_000)
-    assert len(fake.asked) == 1
-
-
 async def test_a_redirect_is_not_followed(upstream: LitellmUpstream, fake: ProviderFake) -> None:
     fake.replies({}, status=307, headers={"location": "/elsewhere"})
     with pytest.raises(UpstreamError):
@@ -156,26 +144,29 @@ async def test_an_answer_that_is_no_answer(upstream: LitellmUpstream, fake: Prov
 
 async def test_no_first_byte_in_time(upstream: LitellmUpstream, fake: ProviderFake) -> None:
     fake.replies(silent=True)
-    where = deployment("gemini", fake.url, first_byte_timeout_s=0.05)
+    where = deployment("gemini", fake.url, first_byte_timeout_s=0.3)
     with pytest.raises(UpstreamTimeout) as raised:
         await upstream.open(call(where, Operation.CHAT, HELLO))
     assert raised.value.billed is None
-    await fake.gone.wait()
+    await fake.left()
 
 
 async def test_slow_calls_get_the_longer_time(upstream: LitellmUpstream, fake: ProviderFake) -> None:
     fake.replies(silent=True)
-    where = deployment("gemini", fake.url, first_byte_timeout_s=60.0, slow_first_byte_timeout_s=0.05)
+    where = deployment("gemini", fake.url, first_byte_timeout_s=60.0, slow_first_byte_timeout_s=0.3)
     with pytest.raises(UpstreamTimeout):
         await upstream.open(call(where, Operation.CHAT, HELLO, slow=True))
 
 
 async def test_the_total_time_bounds_a_plain_answer(upstream: LitellmUpstream, fake: ProviderFake) -> None:
+    # the first call is slow at home
+    fake.replies({**HALF, "candidates": [{**HALF["candidates"][0], "finishReason": "STOP"}]})
+    await upstream.open(call(deployment("gemini", fake.url), Operation.CHAT, HELLO))
     fake.streams(b"{", None, content_type="application/json")
-    where = deployment("gemini", fake.url, total_timeout_s=0.3)
+    where = deployment("gemini", fake.url, total_timeout_s=0.5)
     with pytest.raises(UpstreamTimeout):
         await upstream.open(call(where, Operation.CHAT, HELLO))
-    await fake.gone.wait()
+    await fake.left()
 
 
 async def read_until_it_breaks(upstream: LitellmUpstream, where: Any) -> tuple[list[bytes], UpstreamError]:
@@ -196,9 +187,9 @@ async def read_until_it_breaks(upstream: LitellmUpstream, where: Any) -> tuple[l
 
 async def test_a_stream_that_falls_silent(upstream: LitellmUpstream, fake: ProviderFake) -> None:
     fake.streams(*data(HALF), None)
-    got, error = await read_until_it_breaks(upstream, deployment("gemini", fake.url, idle_timeout_s=0.1))
+    got, error = await read_until_it_breaks(upstream, deployment("gemini", fake.url, idle_timeout_s=0.3))
     assert (len(got), type(error)) == (1, UpstreamTimeout)
-    await fake.gone.wait()
+    await fake.left()
 
 
 async def test_a_stream_that_is_cut(upstream: LitellmUpstream, fake: ProviderFake) -> None:
@@ -252,7 +243,7 @@ async def test_closing_a_stream_stops_the_provider(
     answer = await upstream.open(call(deployment(provider, fake.url), operation_of(provider), STREAM))
     await answer.close()
     await answer.close()
-    await fake.gone.wait()
+    await fake.left()
 
 
 @pytest.mark.parametrize("provider", ["gemini", "openai", "anthropic"])
@@ -267,7 +258,7 @@ async def test_cancelling_a_call_stops_the_provider(
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    await fake.gone.wait()
+    await fake.left()
 
 
 async def test_cancelling_a_reader_stops_the_provider(upstream: LitellmUpstream, fake: ProviderFake) -> None:
@@ -285,7 +276,7 @@ async def test_cancelling_a_reader_stops_the_provider(upstream: LitellmUpstream,
     with pytest.raises(asyncio.CancelledError):
         await reading
     await answer.close()
-    await fake.gone.wait()
+    await fake.left()
 
 
 async def test_what_cannot_be_asked_of_a_provider_is_refused_before_it_is_asked(

@@ -339,7 +339,7 @@ async def test_messages_stream_from_gemini(upstream: LitellmUpstream, fake: Prov
         upstream, deployment("gemini", fake.url), Operation.MESSAGES, STREAM_MESSAGES
     )
 
-    [asked] = fake.asked  # and no request for a cache object, for all the markers
+    [asked] = fake.asked
     assert asked.body["contents"][2]["parts"] == [
         {"function_response": {"name": "read", "response": {"content": "one"}}},
         {"function_response": {"name": "read", "response": {"content": "[tool error]\ntwo"}}},
@@ -360,6 +360,16 @@ async def test_messages_stream_from_gemini(upstream: LitellmUpstream, fake: Prov
         "delta": {"stop_reason": "tool_use", "stop_sequence": None},
         "usage": GEMINI_AS_MESSAGES_USAGE,
     }
+
+
+async def test_a_marked_long_prompt_makes_no_cache_object_at_google(
+    upstream: LitellmUpstream, fake: ProviderFake
+) -> None:
+    """litellm would create one for the markers: a second request, and storage billed by the hour, for no hold."""
+    fake.replies(gemini([{"text": "Hi"}], "STOP", GEMINI_USAGE))
+    system = [{"type": "text", "text": "All work and no play. " * 2000, **MARK}]
+    await ask(upstream, deployment("gemini", fake.url), Operation.MESSAGES, {**MESSAGES, "system": system})
+    assert [a.path for a in fake.asked] == ["/v1beta/models/gemini-2.5-pro:generateContent"]
 
 
 async def test_a_thought_signature_finds_its_way_back_to_gemini(
