@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from gateway import __version__
 
 _HELP = "An OpenAI-compatible gateway that keeps long-horizon agents inside their budget."
 
-app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+def _end(status: int | None, **_: object) -> None:
+    """What a command returns is its exit status; the rest are options of the root."""
+    raise typer.Exit(status or 0)
+
+
+app = typer.Typer(
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    result_callback=_end,
+)
 keys = typer.Typer(help="Virtual keys: create, list, revoke.", no_args_is_help=True)
 teams = typer.Typer(help="Teams: create, list.", no_args_is_help=True)
 budgets = typer.Typer(help="Budgets of tenants, teams, keys and tasks.", no_args_is_help=True)
@@ -35,22 +47,22 @@ Until = Annotated[str | None, typer.Option(help="Until before this UTC day or mo
 
 
 def main() -> None:
-    """The `tollhouse` command. Mistakes of the operator end in a message and exit status 2, never a traceback."""
+    """The `tollhouse` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit status; mistakes of the operator end in a message and status 2, never in a traceback."""
     from gateway.commands.output import OperatorError, complain
 
     try:
-        status = app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(1)
+        app(args=list(arguments), prog_name="tollhouse")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
     except OperatorError as error:
         complain(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
-        sys.exit(2)
-    sys.exit(status if isinstance(status, int) else 0)
+        return 2
+    return 0
 
 
 @app.callback(invoke_without_command=True)

@@ -126,10 +126,15 @@ async def _redis(settings: Settings) -> Finding:
         )
         return Finding("redis", State.OK, "not configured, not needed", to_do)
     import redis.asyncio
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
     from redis.exceptions import RedisError
 
     client = redis.asyncio.from_url(
-        settings.redis_url, socket_connect_timeout=_TIMEOUT_S, socket_timeout=_TIMEOUT_S
+        settings.redis_url,
+        socket_connect_timeout=_TIMEOUT_S,
+        socket_timeout=_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
     )
     try:
         await client.ping()
@@ -167,7 +172,10 @@ async def _port(name: str, listen: Listen) -> Finding:
         said = json.loads(body)
     except ValueError:
         said = None
-    if not isinstance(said, dict) or said.get("service") != "tollhouse":
+    # The public listener names itself; the admin listener has the same answer without a name.
+    if not isinstance(said, dict) or not (
+        said.get("service") == "tollhouse" or {"status", "reasons"} <= said.keys()
+    ):
         to_do = "stop it, or choose another port with --port and --admin-port"
         return Finding(subject, State.FAIL, f"something else listens at {listen}", to_do)
     if head.split(b" ", 2)[1:2] == [b"200"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from gateway.core.money import NANO_PER_USD, usd_text
 
 #: A pipe has no width; this one keeps rows on one line.
 _PIPE_COLUMNS = 200
+_DOLLARS = re.compile(r"\$?(\d{0,9})(?:\.(\d{0,9}))?", re.ASCII)
 
 
 class OperatorError(Exception):
@@ -75,11 +77,10 @@ def dollars(nano_usd: int | None) -> str:
 
 def nano_from_usd(text: str) -> int:
     """Dollars as typed ("12.50") to nano-dollars; OperatorError for anything that is not an exact amount."""
-    whole, _, fraction = text.strip().removeprefix("$").partition(".")
-    digits = f"{whole or '0'}{fraction}"
-    if not (digits.isascii() and digits.isdigit()) or len(fraction) > 9 or len(whole) > 9:
+    amount = _DOLLARS.fullmatch(text.strip())
+    if amount is None or not (amount[1] or amount[2]):
         raise OperatorError(f"{text!r} is not an amount in dollars", 'for example "12.50"')
-    return int(whole or "0") * NANO_PER_USD + int(f"{fraction:0<9}")
+    return int(amount[1] or "0") * NANO_PER_USD + int(f"{amount[2] or '':0<9}")
 
 
 def moment(ms: int | None) -> str:

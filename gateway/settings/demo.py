@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from gateway.core.catalog import Deployment, OnDisconnect, Operation, Provider, Tier, Wire
@@ -26,6 +27,21 @@ _MODELS = (
     ("demo-embed", Tier.SMALL, _EMBEDDINGS, 8_192, Rates(20_000, 0)),
 )
 _MAX_OUTPUT_TOKENS = 32_000
+#: Which demo model plays a maker's models: the one that follows that maker's cache rules.
+_PLAYS = {"demo-fast": ("gpt-", "o3"), "demo-large": ("claude-",), "demo-embed": ("text-embedding-",)}
+#: Names that clients, examples and old scripts ask for and the price list no longer has.
+_OLD_NAMES = (
+    "gpt-3.5-turbo",
+    "gpt-4",
+    "gpt-4-turbo",
+    "gpt-5-codex",
+    "claude-sonnet-4-5",
+    "claude-sonnet-4-5-20250929",
+    "claude-sonnet-4-20250514",
+    "claude-3-5-sonnet-latest",
+    "claude-3-5-haiku-latest",
+    "text-embedding-ada-002",
+)
 _USAGE_LOOKUP = "/generation?id="
 
 
@@ -40,8 +56,14 @@ class DemoMode(StrEnum):
         return self is DemoMode.ON or (self is DemoMode.AUTO and not something_else)
 
 
-def add_demo(found: Found) -> None:
-    """One provider whose address the application fills in when it has started it, and its four models."""
+def add_demo(found: Found, stand_in_for: Sequence[str] = ()) -> None:
+    """One provider whose address the application fills in when it has started it, and its four models.
+
+    `stand_in_for`: listed models of other providers. Those of OpenAI and Anthropic, and a few old names, become
+    aliases of the demo models, so that a client works under the model's name that it has built in. Only for a
+    demo that is alone: the name of a real model must never be answered by the demo in its place.
+    """
+    names = tuple(dict.fromkeys((*stand_in_for, *_OLD_NAMES))) if stand_in_for else ()
     provider = Provider(DEMO, Wire.DEMO, "", "", OnDisconnect.DRAIN, usage_lookup=_USAGE_LOOKUP)
     found.providers[DEMO] = provider
     for model, tier, operations, context_tokens, rates in _MODELS:
@@ -58,5 +80,5 @@ def add_demo(found: Found) -> None:
             operations=operations,
             context_tokens=context_tokens,
             max_output_tokens=_MAX_OUTPUT_TOKENS,
-            aliases=(name,),
+            aliases=(name, *(n for n in names if n.startswith(_PLAYS.get(model, ())))),
         )

@@ -32,7 +32,7 @@ from gateway.settings.model import (
 )
 from gateway.settings.providers import Shipped, read_known, read_providers
 from gateway.settings.section import Section
-from gateway.settings.yaml_marks import parse
+from gateway.settings.yaml_marks import LOADER, parse
 
 _MIB = 2**20
 _MOST = 1_000_000_000
@@ -104,9 +104,8 @@ class _Lists:
 def _lists(folder: Path, problems: list[Problem]) -> _Lists:
     """providers.yaml and prices.yaml: part of the release, so the environment does not reach in."""
     known = read_known(_open(folder / "providers.yaml", {}, problems))
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     path = folder / "prices.yaml"
-    doc: Any = yaml.load(path.read_bytes(), Loader=loader)
+    doc: Any = yaml.load(path.read_bytes(), Loader=LOADER)
     try:
         book = load_price_book(doc)
         models = listed_models(doc)
@@ -123,8 +122,9 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
     found = read_providers(
         root.section("providers"), root.flag("discover_providers", True), lists.shipped, env, timeouts
     )
-    if root.choice("demo", DemoMode, DemoMode.AUTO).wanted(bool(found.deployments)):
-        add_demo(found)
+    others = bool(found.deployments)
+    if root.choice("demo", DemoMode, DemoMode.AUTO).wanted(others):
+        add_demo(found, () if others else lists.shipped.model_names)
     if not found.deployments and not problems:
         root.wrong("providers", "nothing is configured that could answer a request", "set a provider's key")
     catalog = _catalog(root, tuple(found.deployments.values()))

@@ -52,6 +52,11 @@ class Shipped:
     listed: Mapping[str, Sequence[ListedModel]]  # by provider
     priced: frozenset[str]  # "provider/model"
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All listed models and their aliases, in the order of the list."""
+        return tuple(n for ms in self.listed.values() for m in ms for n in (m.model, *m.aliases))
+
 
 def read_known(root: Section) -> dict[str, Known]:
     """config/providers.yaml."""
