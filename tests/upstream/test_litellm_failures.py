@@ -160,7 +160,8 @@ async def test_slow_calls_get_the_longer_time(upstream: LitellmUpstream, fake: P
 
 async def test_the_total_time_bounds_a_plain_answer(upstream: LitellmUpstream, fake: ProviderFake) -> None:
     # the first call is slow at home
-    fake.replies({**HALF, "candidates": [{**HALF["candidates"][0], "finishReason": "STOP"}]})
+    usage = {"promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2}
+    fake.replies({"candidates": [{**HALF["candidates"][0], "finishReason": "STOP"}], "usageMetadata": usage})
     await upstream.open(call(deployment("gemini", fake.url), Operation.CHAT, HELLO))
     fake.streams(b"{", None, content_type="application/json")
     where = deployment("gemini", fake.url, total_timeout_s=0.5)
