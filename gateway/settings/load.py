@@ -51,11 +51,11 @@ def environment() -> Mapping[str, str]:
 def shipped(name: str) -> Path:
     """A file or folder that comes with the release: "config/prices.yaml", "migrations".
 
-    In a checkout it is beside the package, in an installed wheel inside of it.
+    In an installed wheel it is inside of the package, in a checkout beside it.
     """
     package = Path(__file__).resolve().parent.parent
-    beside = package.parent / name
-    return beside if beside.exists() else package / "_shipped" / name
+    inside = package / "_shipped" / name
+    return inside if inside.exists() else package.parent / name
 
 
 def load(path: Path | None, env: Mapping[str, str], *, lists: Path | None = None) -> Settings:
