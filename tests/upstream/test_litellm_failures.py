@@ -34,7 +34,7 @@ from tests.support.provider_fakes import (
 
 HELLO = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**HELLO, "stream": True}
-HALF = {
+HALF: dict[str, Any] = {
     "candidates": [{"index": 0, "content": {"role": "model", "parts": [{"text": "Hel"}]}}],
     "responseId": "r",
 }
