@@ -236,6 +236,8 @@ def read_usage(usage: object) -> Reading:
     if not isinstance(usage, Mapping):
         return MISSING
     counts = Counts(usage)
+    if usage.get("estimated") is True:  # the bridge says so when the provider behind it told no usage
+        counts.problems.append("not told by the provider")
     m5, h1 = split_writes(
         counts,
         counts.get("cache_creation_input_tokens"),
