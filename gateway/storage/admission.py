@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.core.budget import Budget, decide, hold
 from gateway.core.entry import Attempt, Granted, Refused
 from gateway.storage import budget_rows
-from gateway.storage.transact import Each, Fetch, FetchEach, Row, Sql, Tx, json_text
+from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
 #: The authority's clock, whether this replica may still admit, and whether anything changed: in one look.
 #: The row stays locked so that no one declares the replica dead while it admits.
@@ -117,6 +117,11 @@ def admit(
             touched.update(budget_ids)
             granted.append((ask, answer, places))
 
+    if not careful:
+        # What was granted twice meets the unique index below; what is refused now may have been granted before.
+        refused = [i for i, answer in answered.items() if isinstance(answer, Refused)]
+        if refused and (yield from granted_before(refused)):
+            raise Conflict("an attempt was reserved before")
     if touched:
         yield from budget_rows.write_holds(budgets[i] for i in sorted(touched))
     if granted:

@@ -54,7 +54,7 @@ class PostgresRunner:
                 raise
             reason = str(e) or type(e).__name__
             raise (CommitUnknown(reason, result) if committing else StoreDown(reason)) from e
-        except _CONFLICTS as e:
+        except (Conflict, *_CONFLICTS) as e:
             healthy = await _rolled_back(connection, deadline)
             raise Conflict(str(e)) from e
         finally:

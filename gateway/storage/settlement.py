@@ -20,7 +20,7 @@ from gateway.storage.transact import Fetch, Sql, Tx
 _END_HOLDS = Sql(
     "UPDATE hold SET state = 'ended' WHERE state = 'held' AND attempt_id IN "
     "(SELECT attempt_id FROM hold WHERE attempt_id = ANY($1::text[]) AND state = 'held' "
-    "ORDER BY attempt_id FOR UPDATE) RETURNING attempt_id, amount_nano_usd, budgets, step"
+    "ORDER BY attempt_id FOR UPDATE) RETURNING attempt_id, amount_nano_usd, budgets, step, now_ms()"
 )
 _ENTRIES = Sql(
     "SELECT attempt_id, kind, amount_nano_usd, list_cost_nano_usd, budgets, step, "  # noqa: S608
@@ -64,8 +64,9 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     that is wrong: a hold whose COMMIT was lost may turn up after its entry.
     """
     ids = [e.attempt.attempt_id for e in endings]
-    now_ms: int = (yield Fetch(_NOW))[0][0]
-    ended = {row[0]: _Hold(*row[1:]) for row in (yield Fetch(_END_HOLDS, (ids,)))}
+    rows = yield Fetch(_END_HOLDS, (ids,))
+    now_ms: int = rows[0][4] if rows else (yield Fetch(_NOW))[0][0]
+    ended = {row[0]: _Hold(row[1], row[2], row[3]) for row in rows}
     look_at = [i for i in ids if careful or i not in ended]
     posted = (yield from _read_posted(look_at)) if look_at else {}
     lost = [
