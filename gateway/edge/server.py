@@ -46,6 +46,8 @@ class Gateway(Protocol):
 
     def models(self, caller: Caller) -> tuple[str, ...]: ...
 
+    def offers(self, caller: Caller, model: str) -> bool: ...
+
     async def serve(self, incoming: Incoming, steps: Steps) -> Answer: ...
 
 
@@ -302,35 +304,34 @@ class Edge:
         self, request: web.BaseRequest, target: Target, caller: Caller, done: Done
     ) -> web.StreamResponse:
         """One shape that both vendors' SDKs read: OpenAI's members beside Anthropic's."""
-        names = self._gateway.models(caller)
-        rows = [
-            {
-                "id": name,
-                "object": "model",
-                "type": "model",
-                "created": 0,
-                "created_at": "1970-01-01T00:00:00Z",
-                "display_name": name,
-                "owned_by": "tollhouse",
-            }
-            for name in names
-        ]
         doc: object
         if target.kind == "models":
+            names = self._gateway.models(caller)
             ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-            doc = {"object": "list", "data": rows, "has_more": False, **ends}
+            doc = {"object": "list", "data": [_model_row(n) for n in names], "has_more": False, **ends}
+        elif self._gateway.offers(caller, target.name):
+            doc = _model_row(target.name)
         else:
-            found = [row for row in rows if row["id"] == target.name]
-            if not found:
-                raise ModelNotFound(
-                    f"the model '{target.name}' does not exist or this key may not use it", param="model"
-                )
-            doc = found[0]
+            raise ModelNotFound(
+                f"the model '{target.name}' does not exist or this key may not use it", param="model"
+            )
         body = msgspec.json.encode(doc)
         done.status, done.bytes_out = 200, len(body)
         headers = CIMultiDict({"Content-Type": "application/json"})
         _stamp(headers, done.request_id)
         return await _send(request, 200, headers, body)
+
+
+def _model_row(name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "display_name": name,
+        "owned_by": "tollhouse",
+    }
 
 
 def _stamp(headers: CIMultiDict[str], request_id: str) -> None:

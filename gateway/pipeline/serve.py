@@ -48,6 +48,11 @@ class Gateway:
             )
         )
 
+    def offers(self, caller: Caller, model: str) -> bool:
+        """True if this caller may ask for a model of this name, be it an alias."""
+        found = self._world.catalog().by_model.get(model, ())
+        return any(caller.may_use(d.model, *d.aliases, d.tier.value) for d in found)
+
     async def serve(self, incoming: Incoming, steps: Steps) -> Answer:
         """The answer to one model call. Raises `GatewayError`; nothing of a refused request is left behind."""
         world = self._world
