@@ -14,6 +14,7 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ class Journal:
         self._replica_id = re.sub(r"[^A-Za-z0-9_-]", "_", replica_id)
         self._lock = asyncio.Lock()
         self._fd: int | None = None
+        self._end = 0  # of the segment being written
         directory.mkdir(parents=True, exist_ok=True)
         self._segments = sorted(
             path
@@ -84,21 +86,25 @@ class Journal:
         if self._fd is None:
             path = self._directory / f"{self._replica_id}.{self._next:08d}.journal"
             self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+            self._end = 0
             self._next += 1
             self._segments.append(path)
             _sync_directory(self._directory)
-        end = os.fstat(self._fd).st_size
+        fd, end = self._fd, self._end
         try:
             view = memoryview(frames)
             while view:
-                view = view[os.write(self._fd, view) :]
-            os.fdatasync(self._fd)
+                view = view[os.write(fd, view) :]
+            os.fdatasync(fd)
+            self._end += len(frames)
         except OSError:
             # Nothing may follow a half-written frame: reading would stop in front of it. After a failed
-            # fsync the kernel may have dropped the pages, so the segment is not written to again either.
-            os.ftruncate(self._fd, end)
-            os.close(self._fd)
+            # fsync the kernel may have dropped the pages. So this segment is not written to again.
             self._fd = None
+            with suppress(OSError):
+                os.ftruncate(fd, end)
+            with suppress(OSError):
+                os.close(fd)
             raise
 
     def _drop(self, segment: Path) -> None:

@@ -144,9 +144,7 @@ class SqlLedger:
         if self._adrift:
             raise LedgerUnavailable("the ledger's journal cannot be written")
         ms_of(attempt.attempt_id)
-        for amount in (amount_nano_usd, min_amount_nano_usd):
-            if amount is not None and not 0 <= amount <= MAX_NANO_USD:
-                raise ValueError(f"a hold must be from 0 to {MAX_NANO_USD} nano-dollars, not {amount}")
+        _refuse_unstorable(amount_nano_usd or 0, min_amount_nano_usd or 0)
         ask = Ask(storable(attempt), tuple(scopes), amount_nano_usd, min_amount_nano_usd)
         future = self._admissions.submit(ask)
         try:
@@ -160,6 +158,8 @@ class SqlLedger:
         return answer
 
     async def settle(self, attempt: Attempt, outcome: Outcome) -> Settled:
+        ms_of(attempt.attempt_id)
+        _refuse_unstorable(outcome.cost_nano_usd, outcome.list_cost_nano_usd)
         # Shielded: a caller that is cancelled must not take its settlement out of the queue.
         return await asyncio.shield(self._settlements.submit(Ending(storable(attempt), storable(outcome))))
 
@@ -260,8 +260,7 @@ class SqlLedger:
             return await self._to_journal(endings)
         except Exception as e:
             if len(endings) == 1:
-                _log.exception("the store refuses the settlement of %s", endings[0].attempt.attempt_id)
-                await self._journal.set_aside(endings[0])
+                await self._set_aside(endings[0], e)
                 return [e]
             return [answer for ending in endings for answer in await self._settle([ending])]
         if again:
@@ -296,9 +295,15 @@ class SqlLedger:
             await self._post([ending])
         except StoreDown:
             raise
-        except Exception:
-            _log.exception("the store refuses the settlement of %s", ending.attempt.attempt_id)
+        except Exception as e:
+            await self._set_aside(ending, e)
+
+    async def _set_aside(self, ending: Ending, why: Exception) -> None:
+        _log.error("the store refuses the settlement of %s", ending.attempt.attempt_id, exc_info=why)
+        try:
             await self._journal.set_aside(ending)
+        except Exception:  # must not harm the settlements beside it
+            _log.exception("it could not be set aside either: %s", ending)
 
     async def _to_journal(self, endings: list[Ending]) -> list[Settled | Exception]:
         try:
@@ -406,6 +411,12 @@ def _split(endings: Sequence[Ending]) -> tuple[list[Ending], list[Ending]]:
         if first.setdefault(ending.attempt.attempt_id, ending) is not ending:
             again.append(ending)
     return list(first.values()), again
+
+
+def _refuse_unstorable(*amounts_nano_usd: int) -> None:
+    for amount in amounts_nano_usd:
+        if not 0 <= amount <= MAX_NANO_USD:
+            raise ValueError(f"an amount must be from 0 to {MAX_NANO_USD} nano-dollars, not {amount}")
 
 
 def _never_sent() -> Outcome:

@@ -10,10 +10,11 @@ from typing import Any
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.usage import Quality, Usage
 from gateway.storage.database import Database
-from gateway.storage.tables import TOKEN_COLUMNS
+from gateway.storage.tables import TOKEN_COLUMNS, ledger
 from gateway.storage.transact import Fetch, Row, Sql, Tx
 
-_ATTEMPT = tuple(f.name for f in fields(Attempt))
+#: The rest of an attempt (how its task was recognised) is on the task's row, which is there already.
+_ATTEMPT = tuple(f.name for f in fields(Attempt) if f.name in ledger.columns)
 _OUTCOME = (
     "kind",
     "quality",

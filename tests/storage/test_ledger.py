@@ -425,8 +425,10 @@ async def test_text_that_no_store_takes_is_replaced(world: World) -> None:
 
 async def test_bad_amounts_and_ids_are_refused_before_anything_else(world: World) -> None:
     ledger, _, _ = world
-    with pytest.raises(ValueError, match="a hold must be from 0"):
+    with pytest.raises(ValueError, match="an amount must be from 0"):
         await reserve(ledger, attempt(), 2**63)
+    with pytest.raises(ValueError, match="an amount must be from 0"):
+        await ledger.settle(attempt(), outcome(-1))
     with pytest.raises(ValueError, match="not an id of this gateway"):
         await reserve(ledger, attempt(attempt_id="att_1"), 1)
 
