@@ -35,6 +35,7 @@ providers:
     wire: demo
     base_url: {provider}
     on_disconnect: {on_disconnect}
+    usage_lookup: "{usage_lookup}"
     deployments:
       - model: demo-large
         tier: standard
@@ -77,7 +78,7 @@ class Gateway:
 
 @asynccontextmanager
 async def start_gateway(
-    state: Path, provider_url: str, database_url: str, workers: int, on_disconnect: str
+    state: Path, provider_url: str, database_url: str, workers: int, on_disconnect: str, reconcile: bool
 ) -> AsyncIterator[Gateway]:
     """Migrate, make a key, serve. `database_url` "" = SQLite in `state`."""
     port, admin_port = free_port(), free_port()
@@ -87,6 +88,7 @@ async def start_gateway(
         CONFIG.format(
             port=port, admin_port=admin_port, workers=workers, state=state, database=database,
             pepper="mixed-load" * 4, provider=provider_url, on_disconnect=on_disconnect,
+            usage_lookup="/generation?id=" if reconcile else "",
         )
     )  # fmt: skip
     await _command("migrate", "--config", str(config))

@@ -36,6 +36,8 @@ from gateway.storage.database import Database, open_database
 from gateway.storage.transact import Fetch, Sql, Tx
 
 SETTLE_S = 90.0
+#: Longer than two passes of the gateway's reconciliation.
+RECONCILED_S = 40.0
 #: Share of upstream calls that fail in each of these ways: about one in four in all.
 FAULTS = {
     FaultKind.REFUSE: 0.06,
@@ -78,6 +80,10 @@ class Verdict:
     bound_below_bill: int
     still_held: int
     drifting_budgets: int
+    estimates_below_nano_usd: (
+        int  # what the bill has more, over estimated attempts: no mistake, but no comfort
+    )
+    told: list[str]  # one line per attempt that differs, the wrong ones first
 
     @property
     def good(self) -> bool:
@@ -113,7 +119,36 @@ def judge(books: Books, bill: list[BillLine]) -> Verdict:
         len(below),
         books.still_held,
         books.drifting,
+        sum(
+            d.bill - d.ledger
+            for d in comparison.differences
+            if d.what == "cost_nano_usd" and d.ledger < d.bill and quality.get(d.attempt_id) == "estimated"
+        ),
+        _told(comparison, rows, bill),
     )
+
+
+def _told(comparison: Comparison, rows: list[dict[str, Any]], bill: list[BillLine]) -> list[str]:
+    entries = {row["attempt_id"]: row for row in rows if row["kind"] != "correct"}
+    lines = {line.client_request_id: line for line in bill}
+    what: dict[str, list[str]] = {}
+    for d in comparison.differences:
+        what.setdefault(d.attempt_id, []).append(f"{d.what} {d.ledger}, billed {d.bill}")
+    told = []
+    for attempt_id, differences in what.items():
+        e, b = entries.get(attempt_id), lines.get(attempt_id)
+        ours = (
+            "no entry"
+            if e is None
+            else " ".join(str(e[k]) for k in ("quality", "kind", "finish", "error", "note"))
+        )
+        theirs = (
+            "no bill line"
+            if b is None
+            else f"{b.operation} {b.status} {b.state.value} {b.finish} stream={b.stream}"
+        )
+        told.append(f"{ours} | {theirs} | {'; '.join(differences)} | {attempt_id}")
+    return sorted(told, key=lambda line: line.startswith(("estimated", "unknown")))
 
 
 async def run(args: argparse.Namespace) -> int:
@@ -127,9 +162,9 @@ async def run(args: argparse.Namespace) -> int:
             gateway.base_url, gateway.key, calls(args.requests, args.seed, args.leave), args.connections
         )
         sent_s = time.monotonic() - began_s
-        books = await _when_settled(gateway.ledger_url)
-        bill = await _bill(provider)
-    verdict = judge(books, bill)
+        verdict = judge(await _when_settled(gateway.ledger_url), await _bill(provider))
+        if args.reconcile:
+            verdict = await _when_reconciled(gateway.ledger_url, provider, verdict)
     shown = _shown(args, tally, verdict, sent_s)
     print(json.dumps(shown, indent=2) if args.json else _table(shown))
     return 0 if verdict.good else 1
@@ -147,7 +182,7 @@ async def _parties(
     database = sync.enter_context(throwaway_postgres()) if args.postgres else ""
     workers = args.workers or (3 if args.postgres else 1)
     gateway = await stack.enter_async_context(
-        start_gateway(state, provider.base_url, database, workers, args.on_disconnect)
+        start_gateway(state, provider.base_url, database, workers, args.on_disconnect, args.reconcile)
     )
     return gateway, provider.root_url
 
@@ -185,6 +220,18 @@ async def _when_settled(ledger_url: str) -> Books:
         await database.close()
 
 
+async def _when_reconciled(ledger_url: str, provider_url: str, verdict: Verdict) -> Verdict:
+    """The verdict once ledger and bill are equal, or once no difference has gone for a while."""
+    unchanged_since_s = time.monotonic()
+    while not verdict.comparison.equal and time.monotonic() - unchanged_since_s < RECONCILED_S:
+        await asyncio.sleep(2.0)
+        latest = judge(await _when_settled(ledger_url), await _bill(provider_url))
+        if latest.differing != verdict.differing:
+            unchanged_since_s = time.monotonic()
+        verdict = latest
+    return verdict
+
+
 def _held() -> Tx[int]:
     return int((yield Fetch(_HELD))[0][0])
 
@@ -214,6 +261,7 @@ def _shown(args: argparse.Namespace, tally: Tally, verdict: Verdict, sent_s: flo
         "ledger_nano_usd": c.ledger_nano_usd,
         "bill_nano_usd": c.bill_nano_usd,
         "attempts_by_quality": dict(sorted(verdict.attempts.items())),
+        "estimates_below_bill_nano_usd": verdict.estimates_below_nano_usd,
         "differing_by_quality": dict(sorted(verdict.differing.items())),
         "still_held": verdict.still_held,
         "drifting_budgets": verdict.drifting_budgets,
@@ -221,20 +269,15 @@ def _shown(args: argparse.Namespace, tally: Tally, verdict: Verdict, sent_s: flo
         "exact_but_different": verdict.exact_but_different,
         "bound_below_bill": verdict.bound_below_bill,
         "good": verdict.good,
-        "differences": [
-            {"attempt_id": d.attempt_id, "what": d.what, "ledger": d.ledger, "bill": d.bill}
-            for d in c.differences[: args.show]
-        ],
+        "differing": verdict.told[: args.show],
     }
 
 
 def _table(shown: dict[str, Any]) -> str:
     lines = []
     for name, value in shown.items():
-        if name == "differences":
-            lines += [
-                f"  {d['attempt_id']} {d['what']}: ledger {d['ledger']}, bill {d['bill']}" for d in value
-            ]
+        if name == "differing":
+            lines += [f"  {line}" for line in value]
             continue
         text_ = ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         lines.append(f"{name:22} {text_}")
@@ -252,6 +295,9 @@ def main() -> int:
     ap.add_argument("--workers", type=int, default=0)
     ap.add_argument(
         "--on-disconnect", default="cancel_estimate", choices=["drain", "cancel_estimate", "cancel_free"]
+    )
+    ap.add_argument(
+        "--reconcile", action="store_true", help="let the gateway ask the provider about estimates, and wait"
     )
     ap.add_argument("--show", type=int, default=20, help="print at most so many differences")
     ap.add_argument("--json", action="store_true")
