@@ -73,7 +73,7 @@ def identify(world: World, x: Exchange) -> None:
         name = f"untasked:{x.operation}:{x.received_ms // _DAY_MS}"
         x.task = TaskRef(clients.task_id_of(key.key_id, name), TaskSource.NEW, name)
     else:
-        found = world.prefixes.find(key.key_id, x.chain)
+        found = world.prefixes.find(_lineage(x), x.chain)
         if found is not None:
             x.task = TaskRef(found[1], TaskSource.LINEAGE)
         else:
@@ -83,4 +83,12 @@ def identify(world: World, x: Exchange) -> None:
 def remember(world: World, x: Exchange) -> None:
     """The next request of this run extends this one. Called when a provider has accepted the request."""
     if x.chain:
-        world.prefixes.put(x.caller.key_id, x.chain, x.task.task_id)
+        world.prefixes.put(_lineage(x), x.chain, x.task.task_id)
+
+
+def _lineage(x: Exchange) -> str:
+    """Whose conversations this one may continue: those of the same kind of client under the same key.
+
+    Two clients that begin with the same words (a script in two languages) are two runs.
+    """
+    return f"{x.caller.key_id}/{x.client}"
