@@ -28,7 +28,7 @@ from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
-from gateway.settings import Settings, ensure_pepper
+from gateway.settings import Mode, Settings, ensure_pepper
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, SystemClock, open_database
@@ -203,7 +203,11 @@ class App:
             rules=lambda: settings.routing.rules,
             health=states,
             pepper=pepper,
-            policy=Policy(expose_cost=settings.expose_cost),
+            policy=Policy(
+                expose_cost=settings.expose_cost,
+                key_limit=settings.limits,
+                shadow_rules=settings.routing.mode is Mode.SHADOW,
+            ),
             drains=Drains(DRAINS_MAX),
         )
 
@@ -349,7 +353,12 @@ class App:
 
 
 def admin_token(settings: Settings) -> str:
-    """The admin key in `state_dir/admin-key` (mode 0600), made there the first time: there is no default secret."""
+    """The configured admin key, else the one in `state_dir/admin-key` (mode 0600), made there the first time.
+
+    There is no default secret.
+    """
+    if settings.admin_key is not None:
+        return settings.admin_key.reveal()
     path = settings.state_dir / "admin-key"
     if not path.exists():
         draft = path.with_name(f"admin-key.{os.getpid()}")

@@ -18,9 +18,10 @@ import uvloop
 
 from gateway import app, workers
 from gateway import settings as config
+from gateway.commands.database import declare
 from gateway.settings import Listen, Settings, ensure_pepper
 from gateway.storage import schema
-from gateway.storage.accounts import Accounts, Team
+from gateway.storage.accounts import Accounts
 from gateway.storage.database import open_database
 from gateway.storage.lockfile import AlreadyServing
 from gateway.telemetry.logs import configure
@@ -120,13 +121,7 @@ async def prepare(settings: Settings, first_run: bool) -> str | None:
     try:
         await schema.check(database)
         accounts = Accounts(database, actor="configuration")
-        await accounts.ensure_defaults()
-        for team in settings.teams:
-            await accounts.put_team(
-                Team(team.id, team.tenant, frozenset(team.models), team.limit, team.task_budget_nano_usd)
-            )
-        for budget in settings.budgets:
-            await accounts.set_budget(budget.scope, budget.limit_nano_usd, budget.window, budget.on_exceed)
+        await declare(accounts, settings)
         if not first_run or await accounts.list_keys():
             return None
         _, text = await accounts.create_key(pepper=ensure_pepper(settings), name="first")

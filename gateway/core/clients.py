@@ -236,7 +236,7 @@ def _opencode(headers: Mapping[str, str]) -> _Session | None:
 
 def _vendor_session(headers: Mapping[str, str]) -> _Session | None:
     # sorted, so that the order of two such headers on the wire does not matter
-    for name in sorted(n for n in headers if _VENDOR_SESSION.fullmatch(n)):
+    for name in sorted(low for n in headers if _VENDOR_SESSION.fullmatch(low := n.lower())):
         if session := _id(headers[name]):
             return _Session(session, TaskSource.HEADER)
     return None

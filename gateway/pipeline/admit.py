@@ -9,6 +9,7 @@ from gateway.core import bounds, prices
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Attempt, Granted, Refused
 from gateway.core.errors import BudgetExceeded, RateLimited, UnboundableRequest
+from gateway.core.identity import RateLimit
 from gateway.core.money import usd_text
 from gateway.core.prices import PriceRow
 from gateway.pipeline.exchange import Exchange, World
@@ -31,7 +32,8 @@ async def take_rates(world: World, x: Exchange) -> None:
     key = x.caller.key
     tokens = bounds.estimate_input_tokens(x.facts.size)
     buckets = []
-    for name, limit in ((f"key:{key.key_id}", key.limit), (f"team:{key.team_id}", key.team_limit)):
+    own = key.limit if key.limit != RateLimit() else world.policy.key_limit
+    for name, limit in ((f"key:{key.key_id}", own), (f"team:{key.team_id}", key.team_limit)):
         if limit.requests_per_min is not None:
             buckets.append((f"{name}:requests", 1, limit.requests_per_min))
         if limit.tokens_per_min is not None:

@@ -9,7 +9,7 @@ from gateway.core.catalog import Catalog, Operation
 from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
 from gateway.core.health import HealthState
-from gateway.core.identity import Caller, TaskRef
+from gateway.core.identity import Caller, RateLimit, TaskRef
 from gateway.core.prices import PriceBook
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
@@ -32,6 +32,10 @@ class Policy:
     slow_input_tokens: int = 100_000
     drain_s: float = 120.0
     expose_cost: bool = True
+    #: Of keys that have no limits of their own.
+    key_limit: RateLimit = field(default_factory=RateLimit)
+    #: Rules are evaluated and recorded, but do not decide.
+    shadow_rules: bool = False
 
 
 class Drains:

@@ -55,7 +55,9 @@ def identify(world: World, x: Exchange) -> None:
     )
     x.signal = signal
     links = chain(x.facts.segments)
-    x.chain = links[: anchor(x.facts.segments)]  # without a client's trailing reminder, which moves every turn
+    x.chain = links[
+        : anchor(x.facts.segments)
+    ]  # without a client's trailing reminder, which moves every turn
     key = x.caller.key
     if key.task_id is not None:
         x.task = TaskRef(key.task_id, TaskSource.KEY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.core import bounds, routing
 from gateway.core.rules import OwnerFacts, RequestFacts, RuleContext, RuleSet, TaskFacts, TimeFacts
 from gateway.pipeline.exchange import Exchange, World
@@ -11,10 +13,12 @@ def route(world: World, x: Exchange) -> None:
     """Raises `ModelNotFound`, or `InvalidRequest` if the model is not served at this address."""
     facts = x.facts
     input_tokens = bounds.estimate_input_tokens(facts.size)
-    decision = None
+    decision = shadow = None
     rules = world.rules()
     if rules is not None and facts.model == routing.AUTO:
         decision = rules.decide(_context(x, rules, input_tokens))
+        if world.policy.shadow_rules:
+            shadow, decision = decision, None
     x.route = routing.route(
         model=facts.model,
         operation=x.operation,
@@ -27,6 +31,9 @@ def route(world: World, x: Exchange) -> None:
         pick=world.random(),
         now_s=world.clock.monotonic(),
     )
+
+    if shadow is not None and shadow.rule:
+        x.route = replace(x.route, rule=f"shadow:{shadow.rule}", why=f"{x.route.why}; would be {shadow.tier}")
 
 
 def _context(x: Exchange, rules: RuleSet, input_tokens: int) -> RuleContext:
