@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import aiohttp
@@ -183,7 +184,7 @@ async def test_large_bodies_are_refused_early() -> None:
         SmallWorld([deployment(provider(upstream.base_url))], options=options) as gw,
     ):
 
-        async def chunks():  # type: ignore[no-untyped-def]
+        async def chunks() -> AsyncIterator[bytes]:
             for _ in range(40):
                 yield b" " * (64 << 10)
 
