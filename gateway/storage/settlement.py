@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gateway.core.entry import Attempt, Kind, Outcome, Settled
 from gateway.core.ids import ms_of
+from gateway.core.usage import Quality
 from gateway.storage import budget_rows, entry_rows
 from gateway.storage.budget_rows import Place
 from gateway.storage.entry_rows import Entry
@@ -23,11 +24,12 @@ _END_HOLDS = Sql(
     "ORDER BY attempt_id FOR UPDATE) RETURNING attempt_id, amount_nano_usd, budgets, step, now_ms()"
 )
 _ENTRIES = Sql(
-    "SELECT attempt_id, kind, amount_nano_usd, list_cost_nano_usd, budgets, step, "  # noqa: S608
+    "SELECT attempt_id, kind, amount_nano_usd, list_cost_nano_usd, quality, budgets, step, "  # noqa: S608
     + ", ".join(TOKEN_COLUMNS)
     + " FROM ledger WHERE attempt_id = ANY($1::text[])"
 )
 _NOW = Sql("SELECT now_ms()")
+_BY_CERTAINTY = (Quality.UNKNOWN, Quality.ESTIMATED, Quality.EXACT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class _Posted:
     amount_nano_usd: int
     list_cost_nano_usd: int
     tokens: tuple[int, ...]
+    quality: Quality = Quality.UNKNOWN
     budgets: str = "[]"
     step: int = 0
     corrected: bool = False
@@ -108,14 +111,14 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
 
 def _read_posted(attempt_ids: list[str]) -> Tx[dict[str, _Posted]]:
     found: dict[str, _Posted] = {}
-    for attempt_id, kind, amount, list_cost, budgets, step, *tokens in (
-        yield Fetch(_ENTRIES, (attempt_ids,))
-    ):
+    rows = yield Fetch(_ENTRIES, (attempt_ids,))
+    for attempt_id, kind, amount, list_cost, quality, budgets, step, *tokens in rows:
         so_far = found.setdefault(attempt_id, _Posted(0, 0, (0,) * len(TOKEN_COLUMNS)))
         so_far.amount_nano_usd += amount
         so_far.list_cost_nano_usd += list_cost
         so_far.tokens = tuple(a + b for a, b in zip(so_far.tokens, tokens, strict=True))
         so_far.budgets, so_far.step = budgets, step
+        so_far.quality = Quality(quality)
         so_far.corrected |= kind == Kind.CORRECT
     return found
 
@@ -156,13 +159,15 @@ def _terminal(ending: Ending, hold: _Hold, entry_id: str) -> Entry:
 
 
 def _correction(ending: Ending, before: _Posted, entry_id: str) -> Entry | None:
-    """The one `correct` entry, or None: nothing to correct, corrected already, or no proof of anything better."""
+    """The one `correct` entry, or None: nothing to correct, corrected already, or no proof of anything better.
+
+    Proof of the amount that was guessed is a correction of 0: the counts behind it become exact, and nobody asks
+    the provider again.
+    """
     outcome = ending.outcome
-    if (
-        before.corrected
-        or outcome.kind is Kind.CHARGE_UNKNOWN
-        or outcome.cost_nano_usd == before.amount_nano_usd
-    ):
+    surer = _BY_CERTAINTY.index(outcome.quality) > _BY_CERTAINTY.index(before.quality)
+    same = outcome.cost_nano_usd == before.amount_nano_usd and not surer
+    if before.corrected or outcome.kind is Kind.CHARGE_UNKNOWN or same:
         return None
     tokens = entry_rows.tokens_of(outcome)
     return Entry(
