@@ -187,9 +187,9 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
     first: list[bytes] = []
     async for data in o.chunks:
         first.append(meter.feed(data))
-        if meter.error is not None and not meter.output_events:
+        if meter.error is not None and meter.events == 1:
             raise _said(meter.error)
-        if meter.events:
+        if meter.events:  # an error further on goes to the client: what came before it may be billed
             break
     if not meter.events:
         raise UpstreamLost(
@@ -200,7 +200,7 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
 
 
 def _said(error: GatewayError) -> UpstreamError:
-    """An error object that came inside a 200, before any token: that is proof that nothing was billed."""
+    """An error object inside a 200, before anything else: that is proof that nothing was billed."""
     return UpstreamError(error.message, billed=False)
 
 
