@@ -81,6 +81,7 @@ class App:
         self._write_access = access_log
         self._tracing: Tracing | None = None
         self._traced: dict[str, list[TracedAttempt]] = {}
+        self._randomness = Randomness()
         self.metrics = Metrics(settings.catalog, version=__version__)
         self.requests = Tasks(_fault)  # attempts and settlements: drained at the end
         self.jobs = Tasks(_fault)  # run for ever: cancelled at the end
@@ -113,6 +114,7 @@ class App:
     async def quiet(self, timeout_s: float = 30.0) -> None:
         """Wait until every attempt so far is posted: what the ledger says is then complete."""
         await self.requests.drain(timeout_s)
+        await self.ledger.idle()
 
     async def _start(self) -> None:
         settings, stack = self.settings, self._stack
@@ -212,7 +214,7 @@ class App:
         )
 
     def new_id(self, prefix: str) -> str:
-        return new_id(prefix, self.clock.now_ms(), os.urandom(RANDOM_BYTES))
+        return new_id(prefix, self.clock.now_ms(), self._randomness.take())
 
     # --- ports.Observer ----------------------------------------------------------------------------------
 
@@ -350,6 +352,19 @@ class App:
         await server.start(listen.host, listen.port, reuse_port=self._reuse_port)
         self._stack.push_async_callback(server.stop)
         self.admin_port = server.port
+
+
+class Randomness:
+    """Random bytes for ids, fetched from the kernel a few hundred ids at a time."""
+
+    def __init__(self) -> None:
+        self._pool, self._at = b"", 0
+
+    def take(self) -> bytes:
+        if self._at + RANDOM_BYTES > len(self._pool):
+            self._pool, self._at = os.urandom(RANDOM_BYTES * 400), 0
+        self._at += RANDOM_BYTES
+        return self._pool[self._at - RANDOM_BYTES : self._at]
 
 
 def admin_token(settings: Settings) -> str:

@@ -52,6 +52,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def post(self, attempt: Attempt, outcome: Outcome) -> None:
+        """`settle` without waiting: from now on the ledger has it. Cannot fail for the caller."""
+        ...
+
     async def settle(self, attempt: Attempt, outcome: Outcome) -> Settled:
         """End the hold with its one terminal entry (post, void or charge_unknown).
 
@@ -113,18 +117,41 @@ class Limits(Protocol):
     async def take(self, buckets: Sequence[tuple[str, int, int]], now_ms: int) -> tuple[str, float] | None:
         """Take `(name, cost, capacity per minute)` from all buckets or none.
 
+        Names go from the narrow to the wide: "key:<id>:requests", then "team:<id>:requests".
         Returns None when taken, else (name of the empty bucket, seconds until it fits).
         Store down: falls back to this replica's share; never refuses because of the store.
         """
         ...
 
+    async def enter(self, names: Sequence[tuple[str, int]], request_id: str) -> str | None:
+        """Count the request as inside of all `(name, how many may be inside at once)`, or of none.
 
-class PrefixIndex(Protocol):
-    def find(self, key_id: str, chain: Sequence[bytes]) -> tuple[int, str] | None:
-        """The longest known prefix: (number of segments, task id). In process; losing it costs lineage only."""
+        Names as "key:<id>", then "team:<id>". Returns None when it is in, else the name that is full. However
+        this ends, by cancellation too, `leave` is due. A place that a dead process took is free within 60 s.
+        Store down: as `take`.
+        """
         ...
 
-    def put(self, key_id: str, chain: Sequence[bytes], task_id: str) -> None: ...
+    def leave(self, request_id: str) -> None:
+        """Give its places back, if it has any. Returns at once and never fails."""
+        ...
+
+    @property
+    def degraded(self) -> bool:
+        """The store is down: limits are this replica's share."""
+        ...
+
+
+class PrefixIndex(Protocol):
+    """Losing it costs lineage only; store down: what this process knows."""
+
+    async def find(self, key_id: str, chain: Sequence[bytes]) -> tuple[int, str] | None:
+        """The longest known prefix: (number of segments, task id)."""
+        ...
+
+    def put(self, key_id: str, chain: Sequence[bytes], task_id: str) -> None:
+        """Remember a request of this task. Returns at once; other processes know it a moment later."""
+        ...
 
 
 T = TypeVar("T")

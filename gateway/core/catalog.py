@@ -144,7 +144,9 @@ class Catalog:
     def of(cls, deployments: tuple[Deployment, ...], default_tier: Tier = Tier.STANDARD) -> Catalog:
         names = [d.name for d in deployments]
         if len(set(names)) != len(names):
-            raise ValueError(f"deployment names must be unique: {sorted(n for n in names if names.count(n) > 1)}")
+            raise ValueError(
+                f"deployment names must be unique: {sorted(n for n in names if names.count(n) > 1)}"
+            )
         by_model: dict[str, list[Deployment]] = {}
         by_tier: dict[Tier, list[Deployment]] = {}
         for d in deployments:

@@ -20,6 +20,7 @@ workspace paths.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -140,6 +141,10 @@ def recognise(
     Raises `InvalidRequest` if the path's task, `x-task-id` or `x-parent-task-id` is malformed.
     """
     client = _client(headers)
+    if path_task is None and _HINTS.isdisjoint(hints) and _says_nothing(headers):
+        return Signal(
+            client, "", TaskSource.NEW, "", "", _purpose(client, headers, "", tool_count), Confidence.NONE
+        )
     native = _claude_code(headers, hints) or _codex_or_pi(headers) or _opencode(headers)
     agent = native.agent if native else ""
     session = (
@@ -173,6 +178,28 @@ def task_id_of(key_id: str, external_id: str) -> str:
     """
     digest = hashlib.blake2b(f"{key_id}\0{external_id}".encode(), digest_size=16)
     return f"task_{digest.hexdigest()}"
+
+
+#: All headers that any rule below looks at for a session, but for vendors' x-...-session-id.
+_HEADERS = frozenset(
+    {
+        "x-task-id",
+        "x-parent-task-id",
+        "x-claude-code-session-id",
+        "session-id",
+        "session_id",
+        "thread-id",
+        "x-session-id",
+        "x-session-affinity",
+        *_ALIASES,
+    }
+)
+_HINTS = frozenset({"user_id", *_BODY_HINTS})
+
+
+def _says_nothing(headers: Mapping[str, str]) -> bool:
+    """True if no header can name a session: most SDK calls, which then need none of the rules."""
+    return not any((low := name.lower()) in _HEADERS or low.endswith("-session-id") for name in headers)
 
 
 # --- the signals, in their order ---------------------------------------------------------------------
@@ -273,9 +300,14 @@ def _session_of_user_id(user_id: str) -> str:
     return legacy[1] if legacy else ""
 
 
+@functools.lru_cache(maxsize=1_024)
+def _label_of(user_agent: str) -> str:
+    agent = user_agent.lower()
+    return next((label for prefix, label in _USER_AGENTS if agent.startswith(prefix)), "other")
+
+
 def _client(headers: Mapping[str, str]) -> str:
-    agent = headers.get("user-agent", "").lower()
-    label = next((label for prefix, label in _USER_AGENTS if agent.startswith(prefix)), "other")
+    label = _label_of(headers.get("user-agent", ""))
     if label not in _LIBRARIES:
         return label
     title = _TITLES.get(headers.get("x-title", "").strip().lower())

@@ -85,6 +85,11 @@ class PriceRow:
                 raise ValueError("hour windows must not overlap")
 
     @property
+    def plain(self) -> bool:
+        """One price at all hours and sizes: the common case, computed without looking for others."""
+        return not self.hours and not self.size_tiers
+
+    @property
     def prices_writes(self) -> bool:
         """The provider charges for cache writes, so unmarked requests may be billed for them too."""
         return self.rates.prices_writes
@@ -161,6 +166,11 @@ def cost(row: PriceRow, usage: Usage, at_ms: int, *, service_tier: str = "", bat
     `service_tier` is what the provider said it served (several joined by "+" multiply). A batch without a known
     batch price costs the standard price.
     """
+    if row.plain and not batch and service_tier in STANDARD_TIERS:
+        rates, fixed = row.rates, row.per_request_nano_usd
+        uncached_pico_usd = usage.input_total * rates.input + usage.output * rates.output
+        exact = nano_from_pico(rates.pico_usd(usage)) + fixed
+        return Cost(exact, nano_from_pico(uncached_pico_usd) + fixed, row.version)
     minute = at_ms // 60_000 % DAY_MIN
     offers, note = _offers(row, minute, service_tier, batch)
 
@@ -194,18 +204,27 @@ def ceiling(
     for name, bound in (("input", input_bound_tokens), ("output", output_bound_tokens)):
         if not 0 <= bound <= MAX_TOKENS:
             raise ValueError(f"the {name} bound must be from 0 to {MAX_TOKENS} tokens, not {bound}")
+    if row.plain and service_tier in STANDARD_TIERS:
+        dearest = _dearest_input(row.rates, writes, writes_1h)
+        pico_usd = input_bound_tokens * dearest + output_bound_tokens * row.rates.output
+        return nano_from_pico(pico_usd) + row.per_request_nano_usd
     worst = 0
     for minute in _minutes_of_change(row, at_ms, run_s):
         for offer in _offers(row, minute, service_tier, batch=False)[0]:
             for input_tokens, rates in offer.price.bands(input_bound_tokens):
-                dearest = max(rates.input, rates.read)
-                if writes:
-                    dearest = max(dearest, rates.write_5m)
-                if writes and writes_1h:
-                    dearest = max(dearest, rates.write_1h, rates.write_12h)
-                pico_usd = input_tokens * dearest + output_bound_tokens * rates.output
-                worst = max(worst, offer.nano_usd(pico_usd))
+                pico_usd = input_tokens * _dearest_input(rates, writes, writes_1h)
+                worst = max(worst, offer.nano_usd(pico_usd + output_bound_tokens * rates.output))
     return worst + row.per_request_nano_usd
+
+
+def _dearest_input(rates: Rates, writes: bool, writes_1h: bool) -> int:
+    """The dearest class that an input token may fall in."""
+    dearest = max(rates.input, rates.read)
+    if writes:
+        dearest = max(dearest, rates.write_5m)
+        if writes_1h:
+            dearest = max(dearest, rates.write_1h, rates.write_12h)
+    return dearest
 
 
 def _offers(row: PriceRow, minute: int, service_tier: str, batch: bool) -> tuple[Sequence[_Offer], str]:

@@ -120,6 +120,8 @@ def _ordered(
 
     The warm one goes first, then by priority, and within a priority by a weighted shuffle.
     """
+    if len(deployments) == 1:
+        return tuple(deployments)
     candidates = [d for d in deployments if fit(health, d, now_s)] or list(deployments)
     shuffled = _weighted_shuffle(candidates, pick)
     return tuple(sorted(shuffled, key=lambda d: (d.name != affinity, d.priority)))

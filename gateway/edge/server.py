@@ -154,9 +154,12 @@ class Edge:
         except GatewayError as error:
             done.error = error.kind
             return await self._refuse(request, error, target, done)
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             done.client_gone = True
             raise
+        except ConnectionError:
+            done.client_gone = True
+            return web.Response()  # nobody is there to read it; aiohttp drops it without complaint
         except Exception as fault:
             done.error = "internal"
             self._on_fault(done.request_id, fault)

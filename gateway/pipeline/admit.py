@@ -1,4 +1,4 @@
-"""admit: rate limits, then the hold. Nothing goes upstream before its hold is committed."""
+"""admit: a place, rate limits, then the hold. Nothing goes upstream before its hold is committed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,39 @@ class Hold:
     output_bound_tokens: int | None
 
 
-async def take_rates(world: World, x: Exchange) -> None:
-    """Requests and estimated tokens per minute of the key and its team. Raises `RateLimited`."""
+async def enter(world: World, x: Exchange) -> None:
+    """A place among the concurrent requests of the key and its team, and what the rates give, or `RateLimited`.
+
+    Once it has returned, `leave` is due when the provider's work for this request has ended.
+    """
+    try:
+        await _take_place(world, x)
+        await _take_rates(world, x)
+    except BaseException:
+        leave(world, x)
+        raise
+
+
+def leave(world: World, x: Exchange) -> None:
+    """The request takes up no place any more. May be called twice, and from any `finally`."""
+    world.limits.leave(x.incoming.request_id)
+
+
+async def _take_place(world: World, x: Exchange) -> None:
+    key = x.caller.key
+    most = {f"key:{key.key_id}": key.limit.concurrent, f"team:{key.team_id}": key.team_limit.concurrent}
+    names = [(name, limit) for name, limit in most.items() if limit is not None]
+    if not names:
+        return
+    full = await world.limits.enter(names, x.incoming.request_id)
+    if full is not None:
+        raise RateLimited(
+            f"the limit of {most[full]} requests at once of {full.replace(':', ' ')} is reached",
+            retry_after_s=1,
+        )
+
+
+async def _take_rates(world: World, x: Exchange) -> None:
     key = x.caller.key
     tokens = bounds.estimate_input_tokens(x.facts.size)
     buckets = []
@@ -60,8 +91,9 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     asked_output = _output_bound(world, x, deployment)
     amount = _ceiling(x, row, asked_output)
     least = amount
-    if amount is not None and row is not None and x.facts.operation is not Operation.EMBEDDINGS:
-        least = _ceiling(x, row, min(asked_output, _comfort(world, x)))
+    comfort = _comfort(world, x)
+    if amount is not None and asked_output > comfort:
+        least = _ceiling(x, row, comfort)
     key = x.caller
     scopes = (
         f"tenant:{key.tenant_id}",
@@ -103,7 +135,7 @@ def _ceiling(x: Exchange, row: PriceRow | None, output_tokens: int) -> int | Non
         input_bound_tokens=x.input_bound,
         output_bound_tokens=output_tokens,
         writes=True,
-        writes_1h=b'"1h"' in x.incoming.body or b'"12h"' in x.incoming.body,
+        writes_1h=x.facts.long_cache_write,
         service_tier=x.facts.service_tier,
     )
 

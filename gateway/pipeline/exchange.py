@@ -54,6 +54,25 @@ class Drains:
         self._free += 1
 
 
+class Verified:
+    """Key texts whose HMAC was right, so that it is computed once per key and not per request.
+
+    Holds what the caller has just sent and nothing else; a changed record does not match any more.
+    """
+
+    def __init__(self, capacity: int = 10_000) -> None:
+        self._hmacs: dict[str, bytes] = {}
+        self._capacity = capacity
+
+    def knows(self, text: str, stored: bytes) -> bool:
+        return self._hmacs.get(text) == stored
+
+    def remember(self, text: str, stored: bytes) -> None:
+        if len(self._hmacs) >= self._capacity:
+            self._hmacs.clear()
+        self._hmacs[text] = stored
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything the pipeline talks to. `catalog`, `prices` and `rules` are snapshots that a reload swaps."""
@@ -75,6 +94,7 @@ class World:
     pepper: bytes
     policy: Policy
     drains: Drains
+    verified: Verified = field(default_factory=Verified)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from gateway.core.prefix import anchor, chain
 from gateway.pipeline.exchange import Exchange, World
 
 _DAY_MS = 86_400_000
+_UNKNOWN = "this gateway key is not known here"
 
 
 def key_text(headers: Mapping[str, str]) -> str:
@@ -35,8 +36,12 @@ async def authenticate(world: World, headers: Mapping[str, str]) -> Caller:
         )
     key_id, secret = parsed
     record = await world.keys.find(key_id)
-    if record is None or not secrets.matches(world.pepper, secret, record.secret_hmac):
-        raise Unauthenticated("this gateway key is not known here")
+    if record is None:
+        raise Unauthenticated(_UNKNOWN)
+    if not world.verified.knows(text, record.secret_hmac):
+        if not secrets.matches(world.pepper, secret, record.secret_hmac):
+            raise Unauthenticated(_UNKNOWN)
+        world.verified.remember(text, record.secret_hmac)
     refuse_ended(record, world.clock.now_ms())
     return Caller(record.tenant_id, record.team_id, record.key_id, record)
 
@@ -48,7 +53,7 @@ def refuse_ended(record: KeyRecord, now_ms: int) -> None:
         raise Unauthenticated("this gateway key has expired")
 
 
-def identify(world: World, x: Exchange) -> None:
+async def identify(world: World, x: Exchange) -> None:
     """Name the task, first match wins: task-scoped key, path or header, client signal, lineage, else a new one."""
     signal = clients.recognise(
         x.incoming.headers, x.facts.session_hints, x.incoming.path_task, x.facts.tool_count
@@ -75,7 +80,7 @@ def identify(world: World, x: Exchange) -> None:
         name = f"untasked:{x.operation}:{x.received_ms // _DAY_MS}"
         x.task = TaskRef(clients.task_id_of(key.key_id, name), TaskSource.NEW, name)
     else:
-        found = world.prefixes.find(_lineage(x), x.chain)
+        found = await world.prefixes.find(_lineage(x), x.chain)
         if found is not None:
             x.task = TaskRef(found[1], TaskSource.LINEAGE)
         else:

@@ -11,7 +11,7 @@ from gateway.core.entry import Outcome
 from gateway.core.errors import UpstreamError, UpstreamLost, provider_request_id
 from gateway.core.meter import StreamMeter
 from gateway.core.usage import Quality
-from gateway.pipeline import settle
+from gateway.pipeline import admit, settle
 from gateway.pipeline.call import Opened
 from gateway.pipeline.exchange import Exchange, World
 
@@ -19,14 +19,22 @@ from gateway.pipeline.exchange import Exchange, World
 async def pump(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes, None]:
     """Whole events for the client. An upstream that breaks off becomes an error event, never a clean end.
 
-    Closing this iterator early means that the client is gone; the attempt then ends by the provider's policy.
+    Closing this iterator early, even unread, means that the client is gone; the attempt then ends by the
+    provider's policy.
     """
+    events = _events(world, x, o)
+    await anext(events)  # a generator that was never started would skip its `finally` when closed
+    return events
+
+
+async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes, None]:
     meter, chunks = o.meter, o.chunks
     if meter is None or chunks is None:
         raise RuntimeError("pump needs an opened stream")
     finish, error = "", ""
     gone = True
     try:
+        yield b""
         yield o.first
         async for data in chunks:
             out = meter.feed(data)
@@ -50,6 +58,7 @@ async def pump(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes, No
         if gone:
             world.spawn(abandon_stream(world, x, o), "abandon")
         else:
+            admit.leave(world, x)
             settle.post(world, o.attempt, stream_outcome(world, x, o, finish, error))
             world.spawn(o.answer.close(), "close")
 
@@ -72,6 +81,7 @@ async def abandon_stream(world: World, x: Exchange, o: Opened) -> None:
             finally:
                 world.drains.release()
     finally:
+        admit.leave(world, x)
         await o.answer.close()
         if policy is OnDisconnect.CANCEL_FREE and not meter.complete:
             ending = _ending(world, o, meter, "client_gone", "client_gone", "")

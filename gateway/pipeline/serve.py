@@ -59,18 +59,18 @@ class Gateway:
         x = Exchange(incoming, world.clock.now_ms(), steps)
         read(x)
         steps.mark("read")
-        identify.identify(world, x)
+        await identify.identify(world, x)
         steps.mark("identify")
         shape(x)
         steps.mark("shape")
         route(world, x)
         steps.mark("route")
-        await admit.take_rates(world, x)
+        await admit.enter(world, x)
         opened = await _opened(world, x)
         identify.remember(world, x)
-        answer = _answer(x, opened, _headers(x, opened))
+        answer = _answer(x, opened, _headers(world, x, opened))
         if opened.meter is not None:
-            answer.stream = meter.pump(world, x, opened)
+            answer.stream = await meter.pump(world, x, opened)
         else:
             _add_cost(world, x, opened, answer)
         return answer
@@ -101,8 +101,11 @@ def _add_cost(world: World, x: Exchange, opened: Opened, answer: Answer) -> None
 
 
 async def _opened(world: World, x: Exchange) -> Opened:
-    """Call in a task of its own, so that a client who leaves does not decide what the provider bills."""
-    task = world.spawn(open_answer(world, x), "call")
+    """The answer's beginning. Where a provider bills to the end anyway, the call runs in a task of its own, so that a
+    client who leaves does not cut it; everywhere else leaving cancels it here, and the attempt posts that itself."""
+    if not any(d.provider.on_disconnect is OnDisconnect.DRAIN for d in x.route.candidates):
+        return await _called(world, x)
+    task = world.spawn(_called(world, x), "call")
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -110,25 +113,44 @@ async def _opened(world: World, x: Exchange) -> Opened:
         raise
 
 
+async def _called(world: World, x: Exchange) -> Opened:
+    """The provider's answer. It works no more on one that is whole, or on none; a stream is left by `meter`."""
+    opened = None
+    try:
+        opened = await open_answer(world, x)
+        return opened
+    finally:
+        if opened is None or opened.meter is None:
+            admit.leave(world, x)
+
+
 async def _abandon(world: World, x: Exchange, task: asyncio.Task[Opened]) -> None:
     """The client left before the answer began: by the provider's policy wait for it or stop it; either way it is
-    posted."""
+    posted, and only then has it left its place."""
+    try:
+        opened = await _late(world, x, task)
+        if opened is not None and opened.meter is not None:
+            await meter.abandon_stream(world, x, opened)
+    finally:
+        admit.leave(world, x)
+
+
+async def _late(world: World, x: Exchange, task: asyncio.Task[Opened]) -> Opened | None:
+    """The answer that nobody waits for any more; None if there is none, which was posted where it failed."""
     drain = x.route.candidates[0].provider.on_disconnect is OnDisconnect.DRAIN and world.drains.acquire()
     try:
         if not drain:
             task.cancel()
         async with asyncio.timeout(world.policy.drain_s):
-            opened = await task
+            return await task
     except (GatewayError, TimeoutError, asyncio.CancelledError):
-        return  # posted where it failed
+        return None
     finally:
         if drain:
             world.drains.release()
-    if opened.meter is not None:
-        await meter.abandon_stream(world, x, opened)
 
 
-def _headers(x: Exchange, opened: Opened) -> list[tuple[str, str]]:
+def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]:
     """What clients and people can read about this request without asking the ledger."""
     deployment = opened.deployment
     headers = [
@@ -144,6 +166,8 @@ def _headers(x: Exchange, opened: Opened) -> list[tuple[str, str]]:
     if x.budget_remaining_nano_usd is not None:
         headers.append(("x-budget-remaining-usd", usd_text(x.budget_remaining_nano_usd)))
         headers.append(("x-budget-scope", x.budget_scope))
+    if world.limits.degraded:
+        headers.append(("x-gw-degraded", "ratelimit"))
     upstream = opened.answer.headers
     for name in upstream:
         lower = name.lower()

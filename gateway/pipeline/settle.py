@@ -126,10 +126,6 @@ def _outcome(
 
 
 def post(world: World, attempt: Attempt, outcome: Outcome) -> None:
-    """Hand the outcome to the ledger in a task of its own: it happens whatever becomes of the request."""
+    """Hand the outcome to the ledger, which has it from now on whatever becomes of the request."""
     world.observer.attempt(attempt, outcome)
-    world.spawn(_settle(world, attempt, outcome), "settle")
-
-
-async def _settle(world: World, attempt: Attempt, outcome: Outcome) -> None:
-    await world.ledger.settle(attempt, outcome)
+    world.ledger.post(attempt, outcome)

@@ -157,6 +157,14 @@ class SqlLedger:
             self._remember_refusal(answer)
         return answer
 
+    def post(self, attempt: Attempt, outcome: Outcome) -> None:
+        ending = Ending(storable(attempt), storable(outcome))
+        self._settlements.submit(ending).add_done_callback(_retrieve)
+
+    async def idle(self) -> None:
+        """Wait until all that was posted so far has been written down."""
+        await self._settlements.drain()
+
     async def settle(self, attempt: Attempt, outcome: Outcome) -> Settled:
         ms_of(attempt.attempt_id)
         _refuse_unstorable(outcome.cost_nano_usd, outcome.list_cost_nano_usd)

@@ -58,6 +58,10 @@ class MemoryLedger:
             amount, self.remaining_nano_usd, scopes[-1] if self.remaining_nano_usd is not None else "", 1
         )
 
+    def post(self, attempt: Attempt, outcome: Outcome) -> None:
+        if self.holds.pop(attempt.attempt_id, None) is not None:
+            self.entries.append((attempt, outcome))
+
     async def settle(self, attempt: Attempt, outcome: Outcome) -> Settled:
         if self.holds.pop(attempt.attempt_id, None) is None:
             return Settled.ALREADY

@@ -100,6 +100,7 @@ def read(operation: Operation, body: bytes) -> Facts:
         message_count=cut.message_count,
         last_role=_last_role(messages),
         has_images=cut.has_images,
+        long_cache_write=cut.long_cache_write,
         reasoning=thinking is not None and thinking.type != "disabled",
         reasoning_effort=text_of(config.effort) if config else "",
         service_tier=request.service_tier or "",

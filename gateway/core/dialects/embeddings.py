@@ -46,6 +46,7 @@ def read(body: bytes) -> Facts:
         message_count=_count(request.input),
         last_role="",
         has_images=False,
+        long_cache_write=False,
         reasoning=False,
         reasoning_effort="",
         service_tier=request.service_tier or "",

@@ -47,6 +47,7 @@ class Facts(msgspec.Struct, frozen=True):
     #: responses the last item's role, else its type; "" for embeddings
     last_role: str
     has_images: bool  # by substring on the messages, so a tool result that quotes such JSON unescaped counts
+    long_cache_write: bool  # a marker or setting asks for a cache life of an hour or more
     reasoning: bool
     reasoning_effort: str  # "" if not named
     service_tier: str  # "" if not named

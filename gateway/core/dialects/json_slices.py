@@ -279,14 +279,19 @@ def check_text(text: bytes, max_depth: int, where: str) -> int:
     return nodes(text, max_depth, where)
 
 
-def check_rest(body: bytes, spans: Sequence[Span], max_depth: int = MAX_DEPTH) -> int:
-    """The same for what is left of the body without `spans`, which must be whole values in order."""
+def rest_of(body: bytes, spans: Sequence[Span]) -> bytes:
+    """What is left of the body without `spans`, which must be whole values in order."""
     pieces, at = [], 0
     for start, end in spans:
         pieces.append(body[at:start])
         at = end
     pieces.append(body[at:])
-    return check_text(b"".join(pieces), max_depth, "")
+    return b"".join(pieces)
+
+
+def check_rest(body: bytes, spans: Sequence[Span], max_depth: int = MAX_DEPTH) -> int:
+    """`check_text` of what is left of the body."""
+    return check_text(rest_of(body, spans), max_depth, "")
 
 
 def is_null(raw: Raw) -> bool:

@@ -91,6 +91,7 @@ def read(body: bytes) -> Facts:
         message_count=cut.message_count,
         last_role="user" if isinstance(found, str) else _last_role(found),
         has_images=cut.has_images,
+        long_cache_write=cut.long_cache_write,
         reasoning=effort not in ("", "none"),
         reasoning_effort=effort,
         service_tier=request.service_tier or "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import repeat
 from typing import Any
@@ -16,12 +17,12 @@ from gateway.core.dialects.json_slices import (
     Checked,
     DuplicateMember,
     Span,
-    check_rest,
     check_text,
     decode,
     is_null,
     items,
     members,
+    rest_of,
     too_many_nodes,
 )
 from gateway.core.errors import InvalidRequest
@@ -97,7 +98,16 @@ def starts(raw: Raw, character: bytes) -> bool:
 
 # --- segments ----------------------------------------------------------------------------------------
 
-_IMAGE = 1  # lowest bit of what is remembered about a message; the rest counts its nodes
+#: The lowest bits of what is remembered about a slice; the rest counts its nodes (of tools: their number, too).
+_IMAGE = 1
+_LONG = 2
+_MARKS = 2
+#: A cache write of an hour (Anthropic) or longer (OpenAI's 12h).
+_LONG_WRITE = re.compile(rb'"(?:ttl|prompt_cache_retention|retention)"\s*:\s*"(?:1h|12h|24h)"')
+
+
+def _long(text: bytes) -> int:
+    return _LONG if b'h"' in text and _LONG_WRITE.search(text) else 0
 
 
 def _check_message(text: bytes, where: str) -> int:
@@ -110,11 +120,11 @@ def _check_message(text: bytes, where: str) -> int:
         or b'"type":"image"' in text
         or b'"type": "image"' in text
     )
-    return count << 1 | image
+    return count << _MARKS | _long(text) | image
 
 
 def _check_tools(text: bytes, where: str) -> int:
-    """Remembers (nodes << 10 | tools)."""
+    """Remembers (nodes << 10 | tools), marks below."""
     if not text.startswith(b"["):
         raise InvalidRequest(f"'{where}' must be a list of objects.", param=where)
     tools = items(text, where)
@@ -123,15 +133,16 @@ def _check_tools(text: bytes, where: str) -> int:
     for i, tool in enumerate(tools):
         if not starts(tool, b"{"):
             raise InvalidRequest(f"'{where}[{i}]' must be an object.", param=f"{where}[{i}]")
-    return check_text(text, MAX_DEPTH - 1, where) << 10 | len(tools)
+    return (check_text(text, MAX_DEPTH - 1, where) << 10 | len(tools)) << _MARKS | _long(text)
 
 
 def _check_system(text: bytes, where: str) -> int:
     if text[:1] not in (b'"', b"["):
         raise InvalidRequest(f"'{where}' must be a string or a list.", param=where)
-    return check_text(text, MAX_DEPTH - 1, where)
+    return check_text(text, MAX_DEPTH - 1, where) << _MARKS | _long(text)
 
 
+_NO_NODES: frozenset[int | None] = frozenset(range(1 << _MARKS))
 _messages = Checked(_check_message, 32_768)
 _tools = Checked(_check_tools, 1_024)
 _systems = Checked(_check_system, 4_096)
@@ -144,6 +155,7 @@ class Prompt(msgspec.Struct, frozen=True):
     tool_count: int
     message_count: int
     has_images: bool
+    long_cache_write: bool
 
 
 def prompt(
@@ -157,17 +169,20 @@ def prompt(
     """Check and cut the body; `system` and `messages` come with the names of their members."""
     segments: list[Segment] = []
     covered: list[Span] = []
-    tool_count = node_count = 0
+    tool_count = node_count = marks_seen = 0
     if tools is not UNSET and not is_null(tools):
         view = memoryview(tools)
         seen = _tools((view,), "tools")[0] or 0
-        tool_count, node_count = seen & 1023, seen >> 10
+        marks_seen |= seen
+        tool_count, node_count = seen >> _MARKS & 1023, seen >> _MARKS + 10
         segments.append(Segment("tools", view))
         covered.append(spans["tools"])
     name, raw = system
     if raw is not UNSET and not is_null(raw):
         view = memoryview(raw)
-        node_count += _systems((view,), name)[0] or 0
+        seen = _systems((view,), name)[0] or 0
+        marks_seen |= seen & _LONG
+        node_count += seen >> _MARKS
         segments.append(Segment("system", view))
         covered.append(spans[name])
     name, found = messages
@@ -177,8 +192,9 @@ def prompt(
         view = memoryview(body)[start:end]
         segments.append(Segment("message", view))
         covered.sort()
-        node_count += check_rest(body, covered)
-        return Prompt(tuple(segments), tool_count, 1, False)
+        rest = rest_of(body, covered)
+        node_count += check_text(rest, MAX_DEPTH, "")
+        return Prompt(tuple(segments), tool_count, 1, False, bool((marks_seen | _long(rest)) & _LONG))
     if not found:
         raise InvalidRequest(f"'{name}' must not be empty.", param=name)
     if len(found) > MAX_MESSAGES:
@@ -186,10 +202,11 @@ def prompt(
     views: list[memoryview] = [memoryview(message) for message in found]
     marks = _messages(views, f"{name}[*]")
     distinct = set(marks)
-    if len(distinct) > 2 or not distinct <= {0, 1}:
-        node_count += sum((mark or 0) >> 1 for mark in marks)
+    if not distinct <= _NO_NODES:
+        node_count += sum((mark or 0) >> _MARKS for mark in marks)
     covered.sort()
-    node_count += check_rest(body, covered)
+    rest = rest_of(body, covered)
+    node_count += check_text(rest, MAX_DEPTH, "")
     if node_count > MAX_NODES:
         raise too_many_nodes()
     return Prompt(
@@ -197,6 +214,7 @@ def prompt(
         tool_count,
         len(views),
         any((mark or 0) & _IMAGE for mark in distinct),
+        bool((marks_seen | _long(rest)) & _LONG) or any((mark or 0) & _LONG for mark in distinct),
     )
 
 

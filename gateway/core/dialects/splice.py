@@ -84,11 +84,37 @@ def _bound(facts: Facts, body: bytes, bound: int, splices: list[Splice]) -> byte
     return b',"%b":%b' % (names[0].encode(), text)
 
 
+class _WithUsage(msgspec.Struct, gc=False):
+    usage: msgspec.Raw = msgspec.Raw()
+
+
+_WITH_USAGE = msgspec.json.Decoder(_WithUsage)
+
+
+def _usage_span(text: bytes) -> tuple[int, int] | None:
+    """Where the usage object stands, found without walking; None if that is not certain, or it has a cost.
+
+    A JSON object's bytes cannot stand inside of a string (its quotes would be escaped), so if they occur once it
+    is there.
+    """
+    try:
+        usage = bytes(memoryview(_WITH_USAGE.decode(text).usage))
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    if len(usage) < 3 or usage[:1] != b"{" or b'"cost"' in usage or not usage[1:-1].strip():
+        return None
+    at = text.rfind(usage)
+    return (at, at + len(usage)) if at >= 0 and text.find(usage) == at else None
+
+
 def insert_cost(text: bytes, path: tuple[str, ...], cost: str) -> bytes:
     """`text` with `"cost":<cost>` in the object at `path`, replacing a cost that is there.
 
     `text` is returned as it is if it has no object there. `cost` is a JSON number.
     """
+    quick = _usage_span(text) if path == ("usage",) else None
+    if quick is not None:
+        return b"".join((text[: quick[1] - 1], b',"cost":', cost.encode(), text[quick[1] - 1 :]))
     start, end = 0, len(text)
     try:
         for name in path:
