@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -12,9 +13,13 @@ from gateway.core.prefix import End, same_task
 class MemoryLimits:
     """Token buckets in a dict. A bucket idle for a minute is full again, so forgetting it changes nothing."""
 
+    degraded = False
+
     def __init__(self, max_buckets: int = 100_000) -> None:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()  # least recently used first
         self._max_buckets = max_buckets
+        self._places: dict[str, tuple[str, ...]] = {}  # request -> where it is inside
+        self._inside: dict[str, int] = {}
 
     async def take(self, buckets: Sequence[tuple[str, int, int]], now_ms: int) -> tuple[str, float] | None:
         """Take (name, cost, capacity per minute) from all buckets, or from none.
@@ -37,6 +42,27 @@ class MemoryLimits:
         while len(self._buckets) > self._max_buckets:
             self._buckets.popitem(last=False)
         return None
+
+    async def enter(self, names: Sequence[tuple[str, int]], request_id: str) -> str | None:
+        """Let the request in everywhere (name, how many at once), or nowhere: then the first name that is full."""
+        for name, most in names:
+            if self.inside(name) >= most:
+                return name
+        if names:
+            self._places[request_id] = tuple(name for name, _ in names)
+        for name, _ in names:
+            self._inside[name] = self.inside(name) + 1
+        return None
+
+    def leave(self, request_id: str) -> None:
+        for name in self._places.pop(request_id, ()):
+            self._inside[name] -= 1
+            if not self._inside[name]:
+                del self._inside[name]
+
+    def inside(self, name: str) -> int:
+        """How many requests are inside."""
+        return self._inside.get(name, 0)
 
 
 class MemoryPrefixIndex:
@@ -63,16 +89,24 @@ class MemoryPrefixIndex:
     def __len__(self) -> int:
         return self._size
 
-    def find(self, key_id: str, chain: Sequence[bytes]) -> tuple[int, str] | None:
-        """(segments of the known request that this one continues or repeats, its task id), or None."""
+    async def find(self, key_id: str, chain: Sequence[bytes]) -> tuple[int, str] | None:
+        return self.known(key_id, chain)
+
+    def known(
+        self, key_id: str, chain: Sequence[bytes], *, before_s: float = math.inf
+    ) -> tuple[int, str] | None:
+        """(segments of the known request that this one continues or repeats, its task id), or None.
+
+        `before_s` (monotonic): only what was put before that.
+        """
         ends = self._keys.get(key_id)
         if ends is None or not chain:
             return None
         now_s = self._monotonic()
-        whole = self._latest(ends, chain[-1], now_s)
+        whole = self._latest(ends, chain[-1], now_s, before_s)
         length, shorter = len(chain), None
         for length in range(len(chain) - 1, 0, -1):
-            shorter = self._latest(ends, chain[length - 1], now_s)
+            shorter = self._latest(ends, chain[length - 1], now_s, before_s)
             if shorter is not None:
                 break
         found = same_task(whole, shorter, now_s)
@@ -96,13 +130,20 @@ class MemoryPrefixIndex:
         others = tuple(end for end in here if end.task_id != task_id)
         if not here:
             self._size += 1
-        ends[chain[-1]] = (*others, End(task_id, steps, now_s))[-_MAX_TASKS_AT_ONE_END:]
+        ends[chain[-1]] = (*others, End(task_id, steps, now_s))[-MAX_TASKS_AT_ONE_END:]
         ends.move_to_end(chain[-1])
         self._forget(now_s)
 
-    def _latest(self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, now_s: float) -> End | None:
+    def _latest(
+        self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, now_s: float, before_s: float
+    ) -> End | None:
         here = ends.get(link)
-        return here[-1] if here and now_s - here[-1].seen_at_s < self._ttl_s else None
+        if here is None:  # as almost always
+            return None
+        for end in reversed(here):
+            if end.seen_at_s < before_s:
+                return end if now_s - end.seen_at_s < self._ttl_s else None
+        return None
 
     def _leave(self, ends: OrderedDict[bytes, tuple[End, ...]], link: bytes, task_id: str) -> int:
         """Take the task away from an end that it has gone past; returns its steps there, 0 if it was not there."""
@@ -129,4 +170,4 @@ class MemoryPrefixIndex:
 
 
 #: More runs than this that stand at the very same point are not told apart.
-_MAX_TASKS_AT_ONE_END = 16
+MAX_TASKS_AT_ONE_END = 16

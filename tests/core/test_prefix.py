@@ -167,7 +167,7 @@ class Gateway:
         return self.serve_chain(chain(facts.segments)[: anchor(facts.segments)], "key")
 
     def serve_chain(self, a_chain: tuple[bytes, ...], key: str) -> str:
-        found = self.index.find(key, a_chain)
+        found = self.index.known(key, a_chain)
         if found is None:
             self.tasks += 1
         task = found[1] if found else f"task {self.tasks}"
@@ -178,7 +178,7 @@ class Gateway:
 def test_a_run_stays_one_task_and_another_key_never_joins_it() -> None:
     gateway = Gateway()
     assert gateway.serve("s", "u") == "task 1"
-    assert gateway.index.find("key", links("s", "u", "a", "t")) == (2, "task 1")
+    assert gateway.index.known("key", links("s", "u", "a", "t")) == (2, "task 1")
     assert gateway.serve("s", "u", "a", "t") == "task 1"
     assert gateway.serve("s", "u", "a", "t", "a2", "t2") == "task 1"
     assert len(gateway.index) == 1
@@ -231,7 +231,7 @@ def test_a_second_run_that_repeats_the_first_word_for_word_keeps_to_itself() -> 
     assert gateway.serve("s", "u") == "task 2"
     assert gateway.serve("s", "u", "a", "t") == "task 2"
     assert gateway.serve("s", "u", "a", "t", "b") == "task 2"
-    assert gateway.index.find("key", links("s", "u", "a", "t", "c")) == (4, "task 1")
+    assert gateway.index.known("key", links("s", "u", "a", "t", "c")) == (4, "task 1")
 
 
 def test_what_is_old_or_too_much_is_forgotten() -> None:
@@ -239,12 +239,12 @@ def test_what_is_old_or_too_much_is_forgotten() -> None:
     for user in ("u1", "u2", "u3", "u4"):
         gateway.serve("s", user)
     assert len(gateway.index) == 3
-    assert gateway.index.find("key", links("s", "u1", "a")) is None
-    assert gateway.index.find("key", links("s", "u2", "a")) == (2, "task 2")
+    assert gateway.index.known("key", links("s", "u1", "a")) is None
+    assert gateway.index.known("key", links("s", "u2", "a")) == (2, "task 2")
     gateway.serve("s", "u1", key="busy")
-    assert gateway.index.find("key", links("s", "u2", "a")) is None  # the key used least recently pays
+    assert gateway.index.known("key", links("s", "u2", "a")) is None  # the key used least recently pays
     gateway.now_s = 100
-    assert gateway.index.find("key", links("s", "u3", "a")) is None
+    assert gateway.index.known("key", links("s", "u3", "a")) is None
     gateway.serve("s", "u", key="busy")
     assert len(gateway.index) == 1
 
@@ -254,10 +254,10 @@ def test_sixteen_runs_at_one_point_are_the_most_that_are_told_apart() -> None:
     for n in range(40):
         gateway.index.put("key", links("s", "u"), f"task {n}")
     assert len(gateway.index) == 1
-    assert gateway.index.find("key", links("s", "u", "a")) == (2, "task 39")
+    assert gateway.index.known("key", links("s", "u", "a")) == (2, "task 39")
     for n in range(39, 23, -1):
         gateway.index.put("key", links("s", "u", f"a{n}"), f"task {n}")
-    assert gateway.index.find("key", links("s", "u", "b")) is None
+    assert gateway.index.known("key", links("s", "u", "b")) is None
 
 
 @pytest.mark.parametrize("runs", [recorded_runs()], ids=lambda r: "recorded" if r else ABSENT)
