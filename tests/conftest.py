@@ -40,7 +40,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def postgres() -> Iterator[PostgresServer]:
     """One cluster for the session, with a migrated template database."""
     with postgres_server() as server:
-        asyncio.run(_create(server, "template_migrated"))
+        asyncio.run(create_database(server, "template_migrated"))
         asyncio.run(migrate(server.url("template_migrated")))
         yield server
 
@@ -56,7 +56,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres_url(postgres: PostgresServer) -> str:
     """A migrated, empty database of its own."""
     name = f"test_{next(_numbers)}"
-    asyncio.run(_create(postgres, name, "template_migrated"))
+    asyncio.run(create_database(postgres, name, "template_migrated"))
     return postgres.url(name)
 
 
@@ -80,7 +80,7 @@ async def database(store: str) -> AsyncIterator[Database]:
     await opened.close()
 
 
-async def _create(server: PostgresServer, name: str, template: str = "template1") -> None:
+async def create_database(server: PostgresServer, name: str, template: str = "template1") -> None:
     connection = await asyncpg.connect(server.url("postgres"))
     try:
         await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")

@@ -400,7 +400,7 @@ async def test_the_store_itself_refuses_a_second_terminal_entry(world: World) ->
     await ledger.settle(a, outcome(5))
     names = [c for c in (await reports.entries(database))[0] if c != "entry_id"]
     again = (
-        f"INSERT INTO ledger (entry_id, {', '.join(names)}) "  # noqa: S608
+        f"INSERT INTO ledger (entry_id, {', '.join(names)}) "
         f"SELECT 'ent_other', {', '.join(names)} FROM ledger"
     )
 
