@@ -1,0 +1,117 @@
+"""A whole gateway on a real store in front of a demo provider: in this process, or as processes of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from gateway import settings as config
+from gateway.app import App
+from gateway.core.catalog import Catalog
+from gateway.demo.faults import FaultPlan
+from gateway.demo.provider import DemoProvider
+from gateway.demo.report import Comparison, LedgerLine, compare
+from gateway.settings import Listen, Settings, ensure_pepper
+from gateway.storage import reports
+from gateway.storage.accounts import Accounts
+from gateway.storage.transact import Fetch, Sql, Tx
+
+_OPEN_HOLDS = Sql("SELECT count(*) FROM hold WHERE state = 'held'")
+#: In tests the periodic turn stays out of the way: they call `app.reconcile.once()` themselves.
+_NEVER_S = 86_400.0
+
+
+@functools.cache
+def _defaults() -> Settings:
+    """The embedded default, blind to this machine's environment: one demo provider, nothing else."""
+    return config.load(config.shipped("config/gateway.yaml"), {})
+
+
+def settings_for(store_url: str, state_dir: Path, provider_url: str, **provider_changes: Any) -> Settings:
+    """The embedded default on a store, with its demo provider at `provider_url` and changed as told."""
+    settings = _defaults()
+    demo = dataclasses.replace(settings.providers["demo"], base_url=provider_url, **provider_changes)
+    deployments = tuple(dataclasses.replace(d, provider=demo) for d in settings.catalog.deployments)
+    return dataclasses.replace(
+        settings,
+        listen=Listen("127.0.0.1", 0),
+        admin_listen=Listen("127.0.0.1", 0),
+        state_dir=state_dir,
+        database_url=store_url,
+        providers={"demo": demo},
+        catalog=Catalog.of(deployments, settings.catalog.default_tier),
+        drain_s=5.0,
+    )
+
+
+@dataclass(slots=True)
+class Running:
+    """A gateway that serves on `url`; `http` is a client of it that has the key."""
+
+    app: App
+    provider: DemoProvider
+    key: str
+    url: str
+    http: aiohttp.ClientSession
+
+    async def settle_all(self) -> None:
+        """Returns when nothing is under way and every guess that the provider can correct is corrected."""
+        await self.app.quiet()
+        await self.provider.settled()
+        await self.app.reconcile.once()
+        assert await self.app.reconcile.once() == 0, "what is proven must not be asked again"
+
+    async def entries(self) -> list[dict[str, Any]]:
+        return await reports.entries(self.app.database, limit=1_000_000)
+
+    async def ledger_equals_bill(self) -> Comparison:
+        """Entry by entry, once all is settled."""
+        await self.settle_all()
+        return compare([LedgerLine.of(e) for e in await self.entries()], self.provider.bill())
+
+    async def open_holds(self) -> int:
+        def tx() -> Tx[int]:
+            return int((yield Fetch(_OPEN_HOLDS))[0][0])
+
+        return await self.app.database.read(tx)
+
+
+@asynccontextmanager
+async def running(
+    store_url: str,
+    *,
+    faults: FaultPlan | None = None,
+    provider: DemoProvider | None = None,
+    bills_after_disconnect: str = "drain",
+    first_token_delay_s: float = 0.0,
+    chunk_delay_s: float = 0.0,
+    **provider_changes: Any,
+) -> AsyncIterator[Running]:
+    """A gateway on a migrated store. `provider_changes` are fields of `core.catalog.Provider`.
+
+    `bills_after_disconnect`: what the demo provider bills of a stream whose reader left ("stop" or "drain").
+    """
+    provider = provider or DemoProvider(
+        faults=faults,
+        on_disconnect=bills_after_disconnect,
+        first_token_delay_s=first_token_delay_s,
+        chunk_delay_s=chunk_delay_s,
+    )
+    with tempfile.TemporaryDirectory(prefix="tollhouse-test-") as directory:
+        async with provider:
+            settings = settings_for(store_url, Path(directory), provider.base_url, **provider_changes)
+            async with App(settings, replica_id="test", reconcile_every_s=_NEVER_S, access_log=False) as app:
+                accounts = Accounts(app.database, actor="test")
+                await accounts.ensure_defaults()
+                _, key = await accounts.create_key(pepper=ensure_pepper(settings), name="test")
+                url = f"http://127.0.0.1:{app.edge.port}"
+                async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as http:
+                    yield Running(app, provider, key, url, http)
