@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import random
 import secrets
 import sys
 from collections.abc import Callable
@@ -148,7 +149,7 @@ class App:
             )
             self._tracing.start()
             stack.callback(self._tracing.close)
-        world = self._world(keys, upstream, pepper)
+        world = self._world(keys, upstream, pepper, *await self._shared())
         await self._start_admin(world, pepper)
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
@@ -185,16 +186,36 @@ class App:
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
         self._stack.push_async_callback(self.jobs.drain, 0.0)
 
-    def _world(self, keys: SqlKeyStore, upstream: Upstreams, pepper: bytes) -> World:
+    async def _shared(self) -> tuple[Limits, PrefixIndex]:
+        """What replicas share through Redis if there is one: limits and lineage."""
+        own, url = MemoryPrefixIndex(self.clock.monotonic), self.settings.redis_url
+        if not url:
+            return MemoryLimits(), own
+        from gateway.storage.redis_limits import RedisLimits
+        from gateway.storage.redis_prefixes import RedisPrefixIndex
+
+        try:
+            limits = RedisLimits(url, replicas_min=self.settings.workers)
+            prefixes = RedisPrefixIndex(url, own, self.clock.monotonic)
+        except ValueError as e:
+            raise ConfigError([Problem(self.settings.file, 0, "redis_url", str(e))]) from e
+        for store in (limits, prefixes):
+            await store.start()
+            self._stack.push_async_callback(store.close)
+        return limits, prefixes
+
+    def _world(
+        self, keys: SqlKeyStore, upstream: Upstreams, pepper: bytes, limits: Limits, prefixes: PrefixIndex
+    ) -> World:
         settings = self.settings
         states: dict[str, health.HealthState] = {}
-        randoms = secrets.SystemRandom()
+        randoms = random.Random()
         return World(
             clock=self.clock,
             keys=keys,
             ledger=self.ledger,
-            limits=MemoryLimits(),
-            prefixes=MemoryPrefixIndex(self.clock.monotonic),
+            limits=limits,
+            prefixes=prefixes,
             upstream=upstream,
             observer=self,
             spawn=self.requests.spawn,

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Attempt, Granted, Outcome, Refused, Settled
 from gateway.core.identity import Caller, KeyRecord
@@ -88,8 +90,7 @@ class UpstreamAnswer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamCall:
+class UpstreamCall(msgspec.Struct, frozen=True):
     """One attempt, ready to send. `body` is in the dialect of `operation`, in pieces to be written in order."""
 
     attempt_id: str
@@ -163,8 +164,7 @@ class Spawn(Protocol):
     def __call__(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True):
     """One model call as it came in, its caller proven. `headers` is case-insensitive."""
 
     request_id: str

@@ -45,8 +45,7 @@ class Confidence(StrEnum):
     NONE = "none"  # no signal
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """What a request says about where it comes from.
 
     `client` is one of `CLIENTS`. `external_id` is "" when nothing names a session (then `source` is NEW and

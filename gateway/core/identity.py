@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
@@ -36,8 +38,7 @@ class KeyRecord:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """A request's proven identity."""
 
     tenant_id: str
@@ -66,8 +67,7 @@ class TaskSource(StrEnum):
     NEW = "new"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRef:
+class TaskRef(msgspec.Struct, frozen=True):
     """One agent run. `task_id` is derived from (key, external id), so replicas agree without a look-up."""
 
     task_id: str

@@ -15,6 +15,8 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import NoReturn, TypeVar
 
+import msgspec
+
 from gateway.core.catalog import Operation, Tier
 from gateway.core.money import nano_from_pico, pico_from_usd_text
 from gateway.core.rates import DAY_MIN, HourWindow, Rates, Ratio, SizedRates
@@ -137,8 +139,7 @@ class PriceBook:
         return PriceBook({**self.by_price, **override})
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """`list_nano_usd`: the same tokens with every input token at the uncached price of the same tier and hour."""
 
     nano_usd: int

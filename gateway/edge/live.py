@@ -85,8 +85,11 @@ class LiveStreams:
                     await self._ping(live)
 
     async def _ping(self, live: Live) -> None:
-        # Between two writes of whole events, so a ping never lands inside one. The socket buffer is empty (the
-        # last write was long ago), so this does not wait.
+        # Between two writes of whole events, so a ping never lands inside one. Only into an empty buffer: behind
+        # bytes that the client does not read, it would not arrive, and could make the sweep wait for that client.
+        transport = live.request.transport
+        if transport is None or transport.get_write_buffer_size():
+            return
         try:
             await live.response.write(live.ping)
         except (ConnectionError, RuntimeError):

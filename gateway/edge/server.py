@@ -37,6 +37,8 @@ from gateway.ports import Answer, Incoming
 from gateway.telemetry.steps import Steps
 
 BODY_TIMEOUT_S = 60.0
+#: Requests that are cut at the end of a drain get this long to notice it and hand their attempts over.
+CUT_S = 1.0
 
 
 class Gateway(Protocol):
@@ -119,7 +121,7 @@ class Edge:
             auto_decompress=False,
             lingering_time=2.0,
         )
-        self._runner = web.ServerRunner(server)
+        self._runner = web.ServerRunner(server, shutdown_timeout=0.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=4096, reuse_port=reuse_port or None)
         await site.start()
@@ -132,15 +134,19 @@ class Edge:
             return
         for site in list(self._runner.sites):
             await site.stop()
+        await self._idle(timeout_s)
+        self._live.stop()
+        await self._runner.cleanup()
+        await self._idle(CUT_S)
+        self._runner = None
+
+    async def _idle(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.in_flight:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             pass
-        self._live.stop()
-        await self._runner.cleanup()
-        self._runner = None
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         steps = Steps(self._monotonic)

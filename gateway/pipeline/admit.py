@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.core import bounds, prices
 from gateway.core.catalog import Deployment, Operation
@@ -18,8 +19,7 @@ from gateway.pipeline.exchange import Exchange, World
 RETRY_AFTER_MAX_S = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """A committed hold, and the output bound that it pays for (None: the client's own request stands)."""
 
     amount_nano_usd: int

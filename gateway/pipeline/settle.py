@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gateway.core import bounds, prices
 from gateway.core.dialects import Facts, Reading
@@ -13,8 +13,7 @@ from gateway.core.usage import Quality, Usage
 from gateway.pipeline.exchange import World
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """How an attempt ended, as the wire showed it."""
 
     status: int

@@ -7,6 +7,7 @@ idempotent methods, and every attempt must be one that the ledger knows).
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from multidict import CIMultiDict
+from yarl import URL
 
 from gateway import __version__
 from gateway.core.catalog import Deployment, Provider, Wire
@@ -64,6 +66,7 @@ class HttpUpstream:
         self._credentials = credentials
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, CIMultiDict[str]] = {}
+        self._urls: dict[str, URL] = {}
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -86,24 +89,28 @@ class HttpUpstream:
             raise RuntimeError("HttpUpstream.open before start")
         provider = call.deployment.provider
         first_byte_s = provider.slow_first_byte_timeout_s if call.slow else provider.first_byte_timeout_s
-        idle_s = max(provider.idle_timeout_s, first_byte_s) if call.slow else provider.idle_timeout_s
+        # The first byte is awaited by a timer of its own; between bytes a slow model may be silent as long.
+        silence_s = max(provider.idle_timeout_s, first_byte_s)
         headers = self._base_headers(call.deployment).copy()
         for name, value in call.headers:
             headers[name] = value
         headers["x-client-request-id"] = call.attempt_id
-        url = provider.base_url + call.operation.path
+        address = provider.base_url + call.operation.path
+        if call.query:
+            address = f"{address}?{call.query}"
+        url = self._urls.get(address)
+        if url is None:
+            url = URL(address, encoded=True)
+            if not call.query:
+                self._urls[address] = url
         with _translated(f"no answer from the model provider within {first_byte_s:g} s"):
             async with asyncio.timeout(first_byte_s):
                 response = await self._session.post(
-                    url + ("?" + call.query if call.query else ""),
+                    url,
                     data=_Pieces(call.body),
                     headers=headers,
                     allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(
-                        total=None,
-                        sock_connect=provider.connect_timeout_s,
-                        sock_read=max(idle_s, first_byte_s),
-                    ),
+                    timeout=_timeouts(provider.connect_timeout_s, provider.total_timeout_s, silence_s),
                 )
         return _HttpAnswer(response)
 
@@ -113,6 +120,11 @@ class HttpUpstream:
         if headers is None:
             headers = self._headers[provider.name] = _auth_headers(provider, self._credentials)
         return headers
+
+
+@functools.lru_cache(maxsize=256)
+def _timeouts(connect_s: float, total_s: float, silence_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=silence_s)
 
 
 def _auth_headers(provider: Provider, credentials: Mapping[str, str]) -> CIMultiDict[str]:

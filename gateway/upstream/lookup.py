@@ -6,7 +6,6 @@ provider speaks too, with its cache classes beside it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 import aiohttp
@@ -47,7 +46,7 @@ class UsageLookup:
                 if answer.status != 200:
                     return None
                 return read_generation(await answer.read())
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
+        except (TimeoutError, aiohttp.ClientError, OSError):
             return None  # asked again later
 
 

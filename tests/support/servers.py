@@ -6,6 +6,7 @@ import functools
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -76,25 +77,58 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@dataclass(slots=True)
+class RedisServer:
+    """A running Redis that keeps nothing on disk. `kill`, `start` and `pause` are for tests of outages."""
+
+    binary: str
+    directory: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Empty, whatever was there before."""
+        where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory))
+        self.process = subprocess.Popen(
+            [self.binary, *where, "--save", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        _wait_for_port(self.port, self.process)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(timeout=10)
+            self.process = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Alive, connectable, and silent."""
+        if self.process is None:
+            raise RuntimeError("there is nothing to pause")
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+
 @contextmanager
-def redis_server() -> Iterator[str]:
-    """The URL of an empty Redis. Raises `ServerMissing`."""
+def redis_server() -> Iterator[RedisServer]:
+    """An empty Redis of its own. Raises `ServerMissing` with what to do about it."""
     binary = redis_binary()
     if binary is None:
         raise ServerMissing(REDIS_MISSING)
     directory = Path(tempfile.mkdtemp(prefix="tollhouse-redis-"))
-    port = free_port()
-    process = subprocess.Popen(
-        [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    server = RedisServer(binary, directory, free_port())
     try:
-        _wait_for_port(port, process)
-        yield f"redis://127.0.0.1:{port}/0"
+        server.start()
+        yield server
     finally:
-        process.terminate()
-        process.wait(timeout=10)
+        server.kill()
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,8 +18,7 @@ from gateway.core.errors import (
 from gateway.core.usage import MAX_TOKENS, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """Usage as far as known."""
 
     usage: Usage
@@ -33,8 +31,7 @@ class Reading:
 MISSING = Reading(Usage(), "missing")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFacts:
+class AnswerFacts(msgspec.Struct, frozen=True):
     """A complete, not streamed answer."""
 
     reading: Reading

@@ -27,6 +27,7 @@ from gateway.core.dialects.facts import Facts, Spans
 from gateway.core.dialects.json_slices import DuplicateMember, Span, decode, is_null, lenient, members
 from gateway.core.dialects.request import MAX_N, Common, bounded, hints, locate, prompt, starts
 from gateway.core.errors import InvalidRequest
+from gateway.core.usage import MAX_TOKENS, Usage
 
 BOUNDS = ("max_completion_tokens", "max_tokens")
 
@@ -259,6 +260,8 @@ def read_usage(usage: object, service_tier: str = "") -> Reading:
     """
     if not isinstance(usage, Mapping):
         return MISSING
+    if (common := _common_usage(usage, service_tier)) is not None:
+        return common
     counts = Counts(usage)
     prompt_tokens = counts.need("prompt_tokens")
     read = counts.first(
@@ -293,6 +296,49 @@ def read_usage(usage: object, service_tier: str = "") -> Reading:
         output=output,
         reasoning=reasoning,
         service_tier=service_tier or text_of(usage.get("service_tier")),
+    )
+
+
+_COMMON = frozenset(
+    {
+        "prompt_tokens",
+        "completion_tokens",
+        "total_tokens",
+        "prompt_tokens_details",
+        "completion_tokens_details",
+    }
+)
+
+
+def _common_usage(usage: Mapping[str, Any], service_tier: str) -> Reading | None:
+    """OpenAI's own shape without cache writes, which is most of the traffic, read the short way.
+
+    None for anything else, or anything odd: the long way then finds out what is wrong.
+    """
+    if not _COMMON.issuperset(usage):
+        return None
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    read = reasoning = 0
+    details = usage.get("prompt_tokens_details")
+    if details is not None:
+        if type(details) is not dict or details.keys() - {"cached_tokens", "audio_tokens"}:
+            return None
+        read = details.get("cached_tokens") or 0
+    details = usage.get("completion_tokens_details")
+    if details is not None:
+        if type(details) is not dict:
+            return None
+        reasoning = details.get("reasoning_tokens") or 0
+    if not type(prompt) is type(output) is type(read) is type(reasoning) is int:
+        return None
+    if not (0 <= read <= prompt <= MAX_TOKENS and 0 <= reasoning <= output <= MAX_TOKENS):
+        return None
+    if usage.get("total_tokens", prompt + output) != prompt + output:
+        return None
+    return Reading(
+        Usage(input_uncached=prompt - read, cache_read=read, output=output, reasoning=reasoning),
+        "",
+        service_tier,
     )
 
 
