@@ -45,10 +45,16 @@ def leave(world: World, x: Exchange) -> None:
     world.limits.leave(x.incoming.request_id)
 
 
-async def _take_place(world: World, x: Exchange) -> None:
+def _limits(world: World, x: Exchange) -> tuple[tuple[str, RateLimit], ...]:
+    """What applies to this request, from the narrow to the wide."""
     key = x.caller.key
-    most = {f"key:{key.key_id}": key.limit.concurrent, f"team:{key.team_id}": key.team_limit.concurrent}
-    names = [(name, limit) for name, limit in most.items() if limit is not None]
+    own = key.limit if key.limit != RateLimit() else world.policy.key_limit
+    return (f"key:{key.key_id}", own), (f"team:{key.team_id}", key.team_limit)
+
+
+async def _take_place(world: World, x: Exchange) -> None:
+    most = {name: limit.concurrent for name, limit in _limits(world, x)}
+    names = [(name, places) for name, places in most.items() if places is not None]
     if not names:
         return
     full = await world.limits.enter(names, x.incoming.request_id)
@@ -60,11 +66,9 @@ async def _take_place(world: World, x: Exchange) -> None:
 
 
 async def _take_rates(world: World, x: Exchange) -> None:
-    key = x.caller.key
     tokens = bounds.estimate_input_tokens(x.facts.size)
     buckets = []
-    own = key.limit if key.limit != RateLimit() else world.policy.key_limit
-    for name, limit in ((f"key:{key.key_id}", own), (f"team:{key.team_id}", key.team_limit)):
+    for name, limit in _limits(world, x):
         if limit.requests_per_min is not None:
             buckets.append((f"{name}:requests", 1, limit.requests_per_min))
         if limit.tokens_per_min is not None:
