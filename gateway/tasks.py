@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+#: How long tasks that were cancelled may take to end.
+CANCELLED_S = 5.0
+
 
 class Tasks:
     """Owner of background tasks (`ports.Spawn` is its `spawn`). `on_fault(name, exception)` hears of failures."""
@@ -32,7 +35,10 @@ class Tasks:
         return task
 
     async def drain(self, timeout_s: float) -> int:
-        """Wait for all tasks, those they start included; cancel what is left. Returns how many were cancelled."""
+        """Wait for all tasks, those they start included; cancel what is left. Returns how many were cancelled.
+
+        What the cancelled ones start on their way out (an attempt's last post) is waited for, not cancelled.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while self._tasks:
@@ -42,8 +48,12 @@ class Tasks:
         left = tuple(self._tasks)
         for task in left:
             task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=5.0)
+        try:
+            async with asyncio.timeout(CANCELLED_S):
+                while self._tasks:
+                    await asyncio.wait(tuple(self._tasks))
+        except TimeoutError:
+            pass
         return len(left)
 
     def _done(self, task: asyncio.Task[Any]) -> None:

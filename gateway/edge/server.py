@@ -121,7 +121,8 @@ class Edge:
             auto_decompress=False,
             lingering_time=2.0,
         )
-        self._runner = web.ServerRunner(server, shutdown_timeout=0.0)
+        # Waiting is done by `drain`; aiohttp's own waits come twice on top of it.
+        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=4096, reuse_port=reuse_port or None)
         await site.start()
@@ -134,6 +135,8 @@ class Edge:
             return
         for site in list(self._runner.sites):
             await site.stop()
+        if self._runner.server is not None:
+            self._runner.server.pre_shutdown()  # idle connections now, the others after their request
         await self._idle(timeout_s)
         self._live.stop()
         await self._runner.cleanup()
