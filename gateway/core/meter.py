@@ -37,6 +37,7 @@ class StreamMeter:
         self._splitter = SseSplitter()
         self._usage: Mapping[str, Any] | None = None
         self._service_tier = ""
+        self._told = False  # usage came where the dialect reports the final one
         self.reading: Reading | None = None
         self.finish = ""
         self.response_id = ""
@@ -51,6 +52,16 @@ class StreamMeter:
     def first_output(self) -> bool:
         """Generated output has come."""
         return self.output_events > 0
+
+    @property
+    def final(self) -> bool:
+        """The usage is valid and all that will be billed, even if the stream ends before its last events.
+
+        A messages stream that never reports its output has only the input of its first event, which is not final.
+        """
+        if self._told:
+            return self._valid() and (self.complete or self.finish != "")
+        return self._valid() and self.complete and not self._operation.anthropic
 
     def feed(self, data: bytes) -> bytes:
         """Whole events to forward now. Raises UpstreamMalformed for an event above 1 MiB."""
@@ -108,6 +119,7 @@ class StreamMeter:
         if self._operation.anthropic and self._usage is not None:
             usage = merge_usage(self._usage, usage)
         self._usage = usage
+        self._told = self._told or facts.priced
         self._service_tier = facts.service_tier or self._service_tier
         self.reading = read_usage(self._operation, usage, self._service_tier)
 

@@ -83,7 +83,7 @@ async def abandon_stream(world: World, x: Exchange, o: Opened) -> None:
     finally:
         admit.leave(world, x)
         await o.answer.close()
-        if policy is OnDisconnect.CANCEL_FREE and not meter.complete:
+        if policy is OnDisconnect.CANCEL_FREE and not (meter.complete or meter.final):
             ending = _ending(world, o, meter, "client_gone", "client_gone", "")
             settle.post(world, o.attempt, settle.free(ending))
         else:
@@ -91,12 +91,12 @@ async def abandon_stream(world: World, x: Exchange, o: Opened) -> None:
 
 
 def stream_outcome(world: World, x: Exchange, o: Opened, finish: str, error: str) -> Outcome:
-    """Exact if the provider's final usage arrived, whoever hung up; else estimated from what was seen."""
+    """Exact if the provider's final usage arrived, whoever hung up and when; else estimated from what was seen."""
     meter = o.meter
     if meter is None:
         raise RuntimeError("stream_outcome needs an opened stream")
     reading = meter.reading
-    if reading is not None and not reading.problem and meter.complete:
+    if reading is not None and meter.final:
         quality, note = Quality.EXACT, ""
     else:
         why = "missing" if reading is None or not reading.problem else reading.problem
