@@ -65,7 +65,7 @@ async def open_answer(world: World, x: Exchange) -> Opened:
         except UpstreamError as error:
             # A lost answer may be billed: under a hard budget it is never paid for twice.
             unproven = error.billed is not False and x.budget_remaining_nano_usd is not None
-            if not error.retryable or unproven or x.attempts >= tries_max:
+            if not error.retryable or unproven or x.client_gone or x.attempts >= tries_max:
                 raise
             if len(candidates) > 1:
                 at = (at + 1) % len(candidates)
@@ -89,6 +89,7 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
     answer: UpstreamAnswer | None = None
     opened: Opened | None = None
     x.steps.pause()
+    x.calling = deployment
     try:
         answer = await world.upstream.open(_call_of(world, x, attempt, deployment, hold))
         opened = Opened(attempt, deployment, hold, answer, sent_s)
@@ -130,6 +131,7 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
             world.spawn(answer.close(), "close")
         raise
     finally:
+        x.calling = None
         x.steps.resume()
         x.steps.mark("call")
 

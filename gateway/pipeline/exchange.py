@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.core.catalog import Catalog, Operation
+from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
 from gateway.core.health import HealthState
@@ -118,6 +118,8 @@ class Exchange:
     task_step: int = 0
     budget_remaining_nano_usd: int | None = None
     budget_scope: str = ""
+    calling: Deployment | None = None  # whose answer is being waited for
+    client_gone: bool = False  # the attempt under way may go on, but is the last
 
     @property
     def operation(self) -> Operation:

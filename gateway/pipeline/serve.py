@@ -127,6 +127,7 @@ async def _called(world: World, x: Exchange) -> Opened:
 async def _abandon(world: World, x: Exchange, task: asyncio.Task[Opened]) -> None:
     """The client left before the answer began: by the provider's policy wait for it or stop it; either way it is
     posted, and only then has it left its place."""
+    x.client_gone = True
     try:
         opened = await _late(world, x, task)
         if opened is not None and opened.meter is not None:
@@ -137,7 +138,9 @@ async def _abandon(world: World, x: Exchange, task: asyncio.Task[Opened]) -> Non
 
 async def _late(world: World, x: Exchange, task: asyncio.Task[Opened]) -> Opened | None:
     """The answer that nobody waits for any more; None if there is none, which was posted where it failed."""
-    drain = x.route.candidates[0].provider.on_disconnect is OnDisconnect.DRAIN and world.drains.acquire()
+    # Before the first attempt is sent and between attempts there is nothing that a provider would bill.
+    bills_on = x.calling is not None and x.calling.provider.on_disconnect is OnDisconnect.DRAIN
+    drain = bills_on and world.drains.acquire()
     try:
         if not drain:
             task.cancel()
