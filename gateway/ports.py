@@ -104,9 +104,14 @@ class UpstreamCall(msgspec.Struct, frozen=True):
     query: str = ""
 
 
+class Unsent(asyncio.CancelledError):
+    """`Upstream.open` was cancelled before any byte of the request had left: proof that nothing is billed."""
+
+
 class Upstream(Protocol):
     async def open(self, call: UpstreamCall) -> UpstreamAnswer:
-        """Send and wait for the answer's headers. Raises only `UpstreamError`s, with `billed` set.
+        """Send and wait for the answer's headers. Raises only `UpstreamError`s, with `billed` set; `Unsent` or a
+        plain CancelledError when it is cancelled.
 
         An adapter of one wire returns HTTP errors as answers; `upstream.http.Upstreams`, which the pipeline is
         given, raises them classified.
@@ -118,7 +123,8 @@ class Limits(Protocol):
     async def take(self, buckets: Sequence[tuple[str, int, int]], now_ms: int) -> tuple[str, float] | None:
         """Take `(name, cost, capacity per minute)` from all buckets or none.
 
-        Names go from the narrow to the wide: "key:<id>:requests", then "team:<id>:requests".
+        Names go from the narrow to the wide, "key:<id>:requests" before "team:<id>:requests", and a narrow one
+        always comes with the same wide ones: a store may keep them together by the last.
         Returns None when taken, else (name of the empty bucket, seconds until it fits).
         Store down: falls back to this replica's share; never refuses because of the store.
         """

@@ -26,7 +26,7 @@ from gateway.core.money import usd_text
 from gateway.core.usage import Quality, Usage
 from gateway.pipeline import admit, settle, shape
 from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
-from gateway.ports import UpstreamAnswer, UpstreamCall
+from gateway.ports import Unsent, UpstreamAnswer, UpstreamCall
 
 #: Headers of the client that go upstream; everything else stays here (allow-list, resilience: HTTP).
 FORWARDED = ("anthropic-version", "anthropic-beta", "openai-beta", "traceparent", "tracestate")
@@ -111,10 +111,10 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         if answer is not None:
             await answer.close()
         raise
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as stop:
         # The client is gone and the provider's policy is to stop (`serve.abandon`).
         ending = _ending(world, sent_s, answer.status if answer else 0, "client_gone", "client_gone", "")
-        if deployment.provider.on_disconnect is OnDisconnect.CANCEL_FREE:
+        if isinstance(stop, Unsent) or deployment.provider.on_disconnect is OnDisconnect.CANCEL_FREE:
             settle.post(world, attempt, settle.free(ending))
         else:
             settle.post(world, attempt, settle.at_bound(hold.row, hold.amount_nano_usd, ending))

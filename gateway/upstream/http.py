@@ -27,7 +27,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.ports import Upstream, UpstreamAnswer, UpstreamCall
+from gateway.ports import Unsent, Upstream, UpstreamAnswer, UpstreamCall
 from gateway.upstream.errors import classify
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class _Pieces(Payload):
 
     def __init__(self, pieces: tuple[bytes | memoryview, ...]) -> None:
         super().__init__(pieces, content_type="application/json")
+        self.begun = False  # before, aiohttp holds back the headers too: nothing has left
         self._size = sum(len(p) for p in pieces)
         self._autoclose = True
 
@@ -52,6 +53,7 @@ class _Pieces(Payload):
         return b"".join(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
+        self.begun = True
         for piece in self._value:
             await writer.write(piece)
 
@@ -103,15 +105,21 @@ class HttpUpstream:
             url = URL(address, encoded=True)
             if not call.query:
                 self._urls[address] = url
-        with _translated(f"no answer from the model provider within {first_byte_s:g} s"):
-            async with asyncio.timeout(first_byte_s):
-                response = await self._session.post(
-                    url,
-                    data=_Pieces(call.body),
-                    headers=headers,
-                    allow_redirects=False,
-                    timeout=_timeouts(provider.connect_timeout_s, provider.total_timeout_s, silence_s),
-                )
+        body = _Pieces(call.body)
+        try:
+            with _translated(f"no answer from the model provider within {first_byte_s:g} s"):
+                async with asyncio.timeout(first_byte_s):
+                    response = await self._session.post(
+                        url,
+                        data=body,
+                        headers=headers,
+                        allow_redirects=False,
+                        timeout=_timeouts(provider.connect_timeout_s, provider.total_timeout_s, silence_s),
+                    )
+        except asyncio.CancelledError:
+            if body.begun:
+                raise
+            raise Unsent from None
         return _HttpAnswer(response)
 
     def _base_headers(self, deployment: Deployment) -> CIMultiDict[str]:
