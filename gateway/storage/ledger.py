@@ -72,7 +72,8 @@ class SqlLedger:
         self._admissions: Batcher[Ask, Granted | Refused] = Batcher(
             self._admit, flights, "admit", self._give_back
         )
-        self._settlements: Batcher[Ending, Settled] = Batcher(self._settle, flights, "settle")
+        # One flight: two would wait for one another at the rows of the hour and of the task.
+        self._settlements: Batcher[Ending, Settled] = Batcher(self._settle, 1, "settle")
         self._failed_at = float("-inf")
         self._adrift: list[Ending] = []  # what neither the store nor the journal took
         self._replaying = asyncio.Lock()
