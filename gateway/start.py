@@ -212,7 +212,8 @@ def keep_large_blocks() -> None:
         mallopt = libc.mallopt
     except (OSError, AttributeError):
         return
-    for option, value in ((-3, 64 << 20), (-1, 256 << 20), (-2, 16 << 20)):  # mmap threshold, trim, top pad
+    # mmap threshold (32 MiB is the most that glibc takes), trim threshold, top pad
+    for option, value in ((-3, 32 << 20), (-1, 256 << 20), (-2, 16 << 20)):
         mallopt(option, value)
 
 

@@ -147,6 +147,8 @@ def observe(
     A refused credential ejects every deployment that uses it; all else is about the deployment alone, except
     that any other answer from the provider shows that the credential works.
     """
+    if result is Result.OK and not any(name in health for name in subjects(deployment)):
+        return {}
     own, credential = deployment.name, credential_subject(deployment)
     if result is Result.AUTH:
         name = credential or own
@@ -163,6 +165,9 @@ def _after_success(state: HealthState, now_s: float) -> HealthState:
         return HealthState(
             ejections=state.ejections, closed_at_s=now_s, cooling_until_s=state.cooling_until_s
         )
+    if not state.failures_in_a_row and not any(slot[2] for slot in state.window):
+        # Good calls are counted only beside failed ones: what has no failure needs no share of failures.
+        return state
     return replace(state, failures_in_a_row=0, window=_count(state.window, now_s, good=1, failed=0))
 
 

@@ -105,6 +105,8 @@ class Exchange:
     received_ms: int
     steps: Steps
 
+    operation: Operation = field(init=False)
+    caller: Caller = field(init=False)
     facts: Facts = field(init=False)
     signal: Signal = field(init=False)
     task: TaskRef = field(init=False)
@@ -121,13 +123,8 @@ class Exchange:
     calling: Deployment | None = None  # whose answer is being waited for
     client_gone: bool = False  # the attempt under way may go on, but is the last
 
-    @property
-    def operation(self) -> Operation:
-        return self.incoming.operation
-
-    @property
-    def caller(self) -> Caller:
-        return self.incoming.caller
+    def __post_init__(self) -> None:
+        self.operation, self.caller = self.incoming.operation, self.incoming.caller
 
     @property
     def client(self) -> str:

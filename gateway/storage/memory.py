@@ -105,10 +105,13 @@ class MemoryPrefixIndex:
         now_s = self._monotonic()
         whole = self._latest(ends, chain[-1], now_s, before_s)
         length, shorter = len(chain), None
-        for length in range(len(chain) - 1, 0, -1):
-            shorter = self._latest(ends, chain[length - 1], now_s, before_s)
-            if shorter is not None:
-                break
+        # Almost none of them is an end, so they are sorted out at the speed of a set.
+        known = ends.keys() & set(chain[:-1])
+        for length in range(len(chain) - 1, 0, -1) if known else ():
+            if chain[length - 1] in known:
+                shorter = self._latest(ends, chain[length - 1], now_s, before_s)
+                if shorter is not None:
+                    break
         found = same_task(whole, shorter, now_s)
         if found is None:
             return None
@@ -122,7 +125,7 @@ class MemoryPrefixIndex:
         ends = self._keys.setdefault(key_id, OrderedDict())
         self._keys.move_to_end(key_id)
         steps = 1
-        for link in chain[:-1]:
+        for link in [link for link in chain[:-1] if link in ends]:
             if link in ends:
                 steps = max(steps, 1 + self._leave(ends, link, task_id))
         here = ends.get(chain[-1], ())

@@ -19,6 +19,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
     kind: str  # "tools" | "system" | "message"
     raw: memoryview  # its bytes as received, a view on the body
+    key: int = 0  # a hash of `raw`, seeded per process: for memories of this process only; 0 = not computed
 
 
 class Spans(msgspec.Struct, frozen=True):

@@ -172,18 +172,20 @@ def prompt(
     tool_count = node_count = marks_seen = 0
     if tools is not UNSET and not is_null(tools):
         view = memoryview(tools)
-        seen = _tools((view,), "tools")[0] or 0
+        (found_mark,), (key,) = _tools((view,), "tools")
+        seen = found_mark or 0
         marks_seen |= seen
         tool_count, node_count = seen >> _MARKS & 1023, seen >> _MARKS + 10
-        segments.append(Segment("tools", view))
+        segments.append(Segment("tools", view, key))
         covered.append(spans["tools"])
     name, raw = system
     if raw is not UNSET and not is_null(raw):
         view = memoryview(raw)
-        seen = _systems((view,), name)[0] or 0
+        (found_mark,), (key,) = _systems((view,), name)
+        seen = found_mark or 0
         marks_seen |= seen & _LONG
         node_count += seen >> _MARKS
-        segments.append(Segment("system", view))
+        segments.append(Segment("system", view, key))
         covered.append(spans[name])
     name, found = messages
     covered.append(spans[name])
@@ -200,7 +202,7 @@ def prompt(
     if len(found) > MAX_MESSAGES:
         raise InvalidRequest(f"'{name}' has {len(found)} messages; at most {MAX_MESSAGES}.", param=name)
     views: list[memoryview] = [memoryview(message) for message in found]
-    marks = _messages(views, f"{name}[*]")
+    marks, keys = _messages(views, f"{name}[*]")
     distinct = set(marks)
     if not distinct <= _NO_NODES:
         node_count += sum((mark or 0) >> _MARKS for mark in marks)
@@ -210,7 +212,7 @@ def prompt(
     if node_count > MAX_NODES:
         raise too_many_nodes()
     return Prompt(
-        (*segments, *map(Segment, repeat("message"), views)),
+        (*segments, *map(Segment, repeat("message"), views, keys)),
         tool_count,
         len(views),
         any((mark or 0) & _IMAGE for mark in distinct),
