@@ -11,18 +11,20 @@ from urllib.parse import urlsplit
 
 from gateway.core.sse import SseSplitter
 
+_LITTLE_BYTES = 4_096
+
 
 class RawClient:
     """`async with RawClient(url, key) as client:` connects; leaving the block closes whatever is left.
 
-    `receive_buffer_bytes` keeps the kernel from reading ahead for a client that does not read.
+    `deaf`: nothing is read ahead, neither by the kernel nor here, so what the test does not read stays with the sender.
     """
 
-    def __init__(self, url: str, key: str, *, receive_buffer_bytes: int | None = None) -> None:
+    def __init__(self, url: str, key: str, *, deaf: bool = False) -> None:
         parts = urlsplit(url)
         self._address = (parts.hostname or "", parts.port or 0)
         self._key = key
-        self._receive_buffer_bytes = receive_buffer_bytes
+        self._deaf = deaf
         self._splitter = SseSplitter()
         self._events: list[bytes] = []
         self._reader: asyncio.StreamReader
@@ -31,10 +33,12 @@ class RawClient:
     async def __aenter__(self) -> RawClient:
         sock = socket.socket()
         sock.setblocking(False)
-        if self._receive_buffer_bytes is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
+        if self._deaf:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE_BYTES)
         await asyncio.get_running_loop().sock_connect(sock, self._address)
-        self._reader, self._writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
+        self._reader, self._writer = await asyncio.open_connection(
+            sock=sock, limit=_LITTLE_BYTES if self._deaf else 1 << 16
+        )
         return self
 
     async def __aexit__(
