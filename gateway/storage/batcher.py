@@ -17,6 +17,7 @@ class Batcher(Generic[Item, Answer]):
     """`fly` answers a batch, item by item, with a value or an exception.
 
     `unclaimed` is told of answers whose caller has gone while they flew. Owns its flights: `drain` waits for all.
+    `linger_s`: a flight waits that long for company before it takes off, unless somebody drains.
     """
 
     def __init__(
@@ -26,12 +27,15 @@ class Batcher(Generic[Item, Answer]):
         name: str,
         unclaimed: Callable[[Item, Answer], None] = lambda _item, _answer: None,
         batch_max: int = BATCH_MAX,
+        linger_s: float = 0.0,
     ) -> None:
         self._fly = fly
         self._flights_max = flights
         self._name = name
         self._unclaimed = unclaimed
         self._batch_max = batch_max
+        self._linger_s = linger_s
+        self._hurry = asyncio.Event()
         self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._flights: set[asyncio.Task[None]] = set()
         #: flights that still look at the queue; a task stays in `_flights` for a moment longer
@@ -57,17 +61,28 @@ class Batcher(Generic[Item, Answer]):
 
     async def drain(self) -> None:
         """Returns when nothing is queued or flying."""
+        self._hurry.set()
         while self._flights:
             await asyncio.wait(set(self._flights))
+        self._hurry.clear()
 
     async def _fly_all(self) -> None:
         try:
             while self._queue:
+                if self._linger_s and not self._hurry.is_set():
+                    await self._linger()
                 batch = self._take()
                 if batch:
                     self._deliver(batch, await self._answers([item for item, _ in batch]))
         finally:
             self._taking -= 1
+
+    async def _linger(self) -> None:
+        try:
+            async with asyncio.timeout(self._linger_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []

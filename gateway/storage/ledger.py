@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 #: How long a request waits for a store that does not answer.
 STORE_TIMEOUT_S = 2.0
+#: Nobody waits for a settlement, and each commit costs a sync: they gather company first. What a crash in this time
+#: takes along is charged at its hold, like any attempt whose end nobody saw.
+SETTLE_LINGER_S = 0.01
 LEASE_TTL_S = 30.0
 LEASE_RENEW_S = 10.0
 REPLAY_EVERY_S = 0.5
@@ -73,7 +76,9 @@ class SqlLedger:
             self._admit, flights, "admit", self._give_back
         )
         # One flight: two would wait for one another at the rows of the hour and of the task.
-        self._settlements: Batcher[Ending, Settled] = Batcher(self._settle, 1, "settle")
+        self._settlements: Batcher[Ending, Settled] = Batcher(
+            self._settle, 1, "settle", linger_s=SETTLE_LINGER_S
+        )
         self._failed_at = float("-inf")
         self._adrift: list[Ending] = []  # what neither the store nor the journal took
         self._replaying = asyncio.Lock()
