@@ -33,6 +33,7 @@ from gateway.core.identity import Caller
 from gateway.edge import errors
 from gateway.edge.live import LiveStreams
 from gateway.edge.urls import Target, resolve
+from gateway.edge.whole import Whole
 from gateway.ports import Answer, Incoming
 from gateway.telemetry.steps import Steps
 
@@ -162,7 +163,7 @@ class Edge:
             return await self._answer(request, target, steps, done)
         except GatewayError as error:
             done.error = error.kind
-            return await self._refuse(request, error, target, done)
+            return self._refuse(request, error, target, done)
         except asyncio.CancelledError:
             done.client_gone = True
             raise
@@ -175,7 +176,7 @@ class Edge:
             unknown = GatewayError(
                 "the gateway failed on this request; its id tells the operator where to look"
             )
-            return await self._refuse(request, unknown, target, done)
+            return self._refuse(request, unknown, target, done)
         finally:
             self.in_flight -= 1
             self._on_done(done)
@@ -195,11 +196,11 @@ class Edge:
                 f"{request.path} takes {' and '.join(target.methods)}, not {request.method}"
             )
         if target.kind == "probe":
-            return await self._probe(request, target, done)
+            return self._probe(target, done)
         caller = await self._gateway.authenticate(request.headers)  # type: ignore[arg-type]
         done.key_id = caller.key_id
         if target.operation is None:
-            return await self._models(request, target, caller, done)
+            return self._models(target, caller, done)
         done.operation = target.operation.value
         steps.pause()  # the client's upload is not our time
         body = await self._body(request)
@@ -217,14 +218,14 @@ class Edge:
         answer = await self._gateway.serve(incoming, steps)
         done.status, done.task_id, done.client = answer.status, answer.task_id, answer.client
         done.deployment, done.first_token_s = answer.deployment, answer.first_token_s
-        headers = CIMultiDict(answer.headers)
-        headers["Content-Type"] = answer.content_type
-        _stamp(headers, done.request_id)
-        headers["x-gateway-overhead-ms"] = str(steps.gateway_ms())
+        pairs = answer.headers
+        pairs.append(("Content-Type", answer.content_type))
+        _stamp(pairs, done.request_id)
+        pairs.append(("x-gateway-overhead-ms", str(steps.gateway_ms())))
         if answer.stream is None:
             done.bytes_out = len(answer.body)
-            return await _send(request, answer.status, headers, answer.body)
-        return await self._stream(request, target, answer, headers, steps, done)
+            return Whole(answer.status, pairs, answer.body)
+        return await self._stream(request, target, answer, CIMultiDict(pairs), steps, done)
 
     async def _stream(
         self,
@@ -287,34 +288,30 @@ class Edge:
             raise InvalidRequest("the request body is not what its framing says") from e
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _refuse(
+    def _refuse(
         self, request: web.BaseRequest, error: GatewayError, target: Target, done: Done
     ) -> web.StreamResponse:
         status, pairs, body = errors.render(error, target.dialect, done.request_id)
-        headers = CIMultiDict(pairs)
-        headers["Content-Type"] = "application/json"
-        _stamp(headers, done.request_id)
+        pairs.append(("Content-Type", "application/json"))
+        _stamp(pairs, done.request_id)
         if isinstance(error, MethodNotAllowed):
-            headers["Allow"] = ", ".join(target.methods)
+            pairs.append(("Allow", ", ".join(target.methods)))
         if isinstance(error, UpgradeRequired):
-            headers["Upgrade"] = "HTTP/1.1"
-        if not request.content.is_eof():
-            headers["Connection"] = "close"  # the rest of the body is not read
+            pairs.append(("Upgrade", "HTTP/1.1"))
         done.status, done.bytes_out = status, len(body)
-        return await _send(request, status, headers, body)
+        response = Whole(status, pairs, body)
+        if not request.content.is_eof():
+            response.force_close()  # the rest of the body is not read
+        return response
 
-    async def _probe(self, request: web.BaseRequest, target: Target, done: Done) -> web.StreamResponse:
+    def _probe(self, target: Target, done: Done) -> web.StreamResponse:
         reasons = self._readiness() if target.name == "/readyz" else []
         done.status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         doc = {"service": "tollhouse", "version": __version__, "status": "not ready" if reasons else "ok"}
         body = msgspec.json.encode({**doc, "reasons": reasons} if reasons else doc)
-        headers = CIMultiDict({"Content-Type": "application/json"})
-        _stamp(headers, done.request_id)
-        return await _send(request, done.status, headers, body)
+        return Whole(done.status, _json_headers(done.request_id), body)
 
-    async def _models(
-        self, request: web.BaseRequest, target: Target, caller: Caller, done: Done
-    ) -> web.StreamResponse:
+    def _models(self, target: Target, caller: Caller, done: Done) -> web.StreamResponse:
         """One shape that both vendors' SDKs read: OpenAI's members beside Anthropic's."""
         doc: object
         if target.kind == "models":
@@ -329,9 +326,7 @@ class Edge:
             )
         body = msgspec.json.encode(doc)
         done.status, done.bytes_out = 200, len(body)
-        headers = CIMultiDict({"Content-Type": "application/json"})
-        _stamp(headers, done.request_id)
-        return await _send(request, 200, headers, body)
+        return Whole(200, _json_headers(done.request_id), body)
 
 
 def _model_row(name: str) -> dict[str, object]:
@@ -346,16 +341,12 @@ def _model_row(name: str) -> dict[str, object]:
     }
 
 
-def _stamp(headers: CIMultiDict[str], request_id: str) -> None:
-    headers["x-request-id"] = request_id
-    headers["request-id"] = request_id  # the name that Anthropic's SDKs read
+def _stamp(pairs: errors.Headers, request_id: str) -> None:
+    pairs.append(("x-request-id", request_id))
+    pairs.append(("request-id", request_id))  # the name that Anthropic's SDKs read
 
 
-async def _send(
-    request: web.BaseRequest, status: int, headers: CIMultiDict[str], body: bytes
-) -> web.StreamResponse:
-    """Write the whole answer now, so that a client who left is noticed inside the handler."""
-    response = web.Response(status=status, headers=headers, body=body)
-    await response.prepare(request)
-    await response.write_eof()
-    return response
+def _json_headers(request_id: str) -> errors.Headers:
+    pairs: errors.Headers = [("Content-Type", "application/json")]
+    _stamp(pairs, request_id)
+    return pairs
