@@ -265,7 +265,7 @@ class App:
 
     def _edge(self, world: World) -> Edge:
         settings = self.settings
-        if self._write_access:
+        if self._write_access and settings.log_level in (LogLevel.DEBUG, LogLevel.INFO):
             log = AccessLog(sys.stdout)
             log.start()
             self._stack.callback(log.close)

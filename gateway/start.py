@@ -65,6 +65,7 @@ async def _serve_one(settings: Settings, first_run: bool, *, replica: str, share
                 # What is loaded now stays: no collection ever looks at it again.
                 gc.collect()
                 gc.freeze()
+                gc.set_threshold(20_000, 20, 50)  # a request makes hundreds of short-lived objects, and few cycles
                 if not shared_port:
                     say_hello(ready, running.edge.port, running.admin_port, key)
                 await ending.wait()
