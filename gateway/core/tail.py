@@ -1,0 +1,425 @@
+"""What an agent did last, told by its own messages: tool calls with their results, turn by turn, as hashes.
+
+A request carries the whole history of its run, so signs of a run in circles can be read from the end of it, for
+any client and on any replica. A turn is one answer of the model with the results of its calls. Two turns have the
+same `sign` if they made the same calls (name and arguments) with the same results:
+- arguments are compared as JSON values, so their formatting and order do not matter; a `description` beside a
+  shell command is a comment of the model's, written anew each time (Claude Code, Copilot CLI: captured 2026-11);
+- results are compared without what differs by itself, such as times of day (`steady`).
+Nothing decoded is kept; what a message says is remembered by the hash of its bytes, since every step sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import xxhash
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.core.catalog import Operation
+from gateway.core.dialects.facts import Segment
+from gateway.core.steady import looks_failed, steady
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: Turns that a tail has at most, and how far back they are looked for.
+TURNS_MAX = 8
+_MESSAGES_MAX = 64
+_BYTES_MAX = 256 << 10
+#: A message above this is not decoded; it counts as something said, which ends every repetition.
+_MESSAGE_BYTES_MAX = 1 << 20
+_ARGUMENT_BYTES_MAX = 32 << 10
+_TOOL_CHARS_MAX = 64
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One tool call and what came of it. `arguments` and `result` are hashes; `result` is b"" if there is none."""
+
+    tool: str
+    arguments: bytes
+    result: bytes
+    failed: bool
+
+
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """One answer of the model. Identical calls within it count once."""
+
+    mark: bytes  # which turn this is: ids, names and arguments of its calls, else its text
+    sign: bytes  # what it did and what came of it
+    prompted: bytes  # hash of what was said to the model before it; b"" = nothing, or it opens the history
+    calls: tuple[Call, ...]  # () = the model only spoke
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.calls) and all(call.failed for call in self.calls)
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(call.tool for call in self.calls))
+
+
+class Tail(msgspec.Struct, frozen=True, gc=False):
+    """The last turns of a request, oldest first, and the hash of what was said after them (b"" = nothing)."""
+
+    turns: tuple[Turn, ...] = ()
+    pending: bytes = b""
+
+
+def tail(operation: Operation, segments: Sequence[Segment]) -> Tail:
+    """The last `TURNS_MAX` turns of a request. Never raises: what has no known form is something said."""
+    read = _READERS.get(operation)
+    if read is None:
+        return Tail()
+    pieces: list[_Piece] = []
+    starts = size = 0
+    later = _SILENT
+    at = len(segments)
+    while at and segments[at - 1].kind == "message":
+        raw = segments[at - 1].raw
+        size += len(raw)
+        if len(pieces) == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 1):
+            break
+        piece = read(raw)
+        if piece.silent:
+            at -= 1
+            continue
+        if later.speaks and not _same_turn(piece, later):
+            starts += 1
+            if starts > TURNS_MAX:
+                break
+        pieces.append(piece)
+        later = piece
+        at -= 1
+    pieces.reverse()
+    return _grouped(pieces, whole=not at or segments[at - 1].kind != "message")
+
+
+def _grouped(pieces: Sequence[_Piece], whole: bool) -> Tail:
+    """Pieces as turns. `whole`: they begin where the history does."""
+    groups: list[tuple[bytes, list[_Piece]]] = []  # (what was said before, pieces)
+    said = b""
+    closed, calls = True, False
+    for piece in pieces:
+        if piece.speaks:
+            if closed or not (calls or piece.calls):
+                # Before the first turn stands the task, or after a compaction its summary: nobody interrupted.
+                groups.append((said if groups or not whole else b"", []))
+                said, closed, calls = b"", False, False
+            groups[-1][1].append(piece)
+            calls = calls or bool(piece.calls)
+            closed = bool(piece.results)
+        elif piece.results:
+            if groups:
+                groups[-1][1].append(piece)
+            closed = True
+        else:
+            said = _hash(said + piece.said) if said else piece.said
+            closed = True
+    # A last answer without results is one that the model is to go on with.
+    if groups and not closed:
+        groups.pop()
+    # What came before the first piece is not known, and so neither is the whole of the first turn.
+    known = groups[0 if whole else 1 :][-TURNS_MAX:]
+    return Tail(tuple([_turn(before, of) for before, of in known]), said)
+
+
+class _Piece(msgspec.Struct, frozen=True, gc=False):
+    """What one message contributes."""
+
+    key: int = 0  # the hash of its bytes
+    calls: tuple[tuple[str, str, bytes], ...] = ()  # (id, tool, arguments)
+    results: tuple[tuple[str, tuple[bytes, bool]], ...] = ()  # (id of the call, (result, failed))
+    text: bytes = b""  # of the model
+    said: bytes = b""  # to the model
+    speaks: bool = False  # the model, by calls or text
+    silent: bool = True
+
+
+_SILENT = _Piece()
+
+
+def _piece(
+    key: int,
+    calls: Sequence[tuple[str, str, bytes]] = (),
+    results: Sequence[tuple[str, tuple[bytes, bool]]] = (),
+    text: bytes = b"",
+    said: bytes = b"",
+) -> _Piece:
+    speaks = bool(calls or text)
+    return _Piece(key, tuple(calls), tuple(results), text, said, speaks, not (speaks or results or said))
+
+
+def _same_turn(piece: _Piece, later: _Piece) -> bool:
+    """Some clients split an answer over messages, the responses dialect always does."""
+    return piece.speaks and not piece.results and bool(piece.calls or later.calls)
+
+
+def _turn(prompted: bytes, pieces: Sequence[_Piece]) -> Turn:
+    key: tuple[bytes | int, ...] = (prompted, *[piece.key for piece in pieces])
+    turn = _turns.get(key)
+    if turn is None:
+        turn = _made(prompted, pieces)
+        _turns.put(key, turn)
+    return turn
+
+
+def _made(prompted: bytes, pieces: Sequence[_Piece]) -> Turn:
+    results = dict(pair for piece in pieces for pair in piece.results)
+    found: dict[bytes, Call] = {}
+    marks = []
+    for call_id, tool, arguments in (call for piece in pieces for call in piece.calls):
+        result, failed = results.get(call_id, (b"", False))
+        name = tool.encode("utf-8", "replace")
+        marks.append(b"\0".join((call_id.encode("utf-8", "replace"), name, arguments)))
+        found[b"\0".join((name, arguments, result))] = Call(tool, arguments, result, failed)
+    if not found:
+        text = next(piece.text for piece in pieces)
+        return Turn(text, text, prompted, ())
+    sign = _hash(b"\1".join(sorted(found)))
+    return Turn(_hash(b"\1".join(marks)), sign, prompted, tuple(found.values()))
+
+
+# --- messages of the three dialects -------------------------------------------------------------------
+
+
+class _Part(msgspec.Struct, gc=False):
+    text: Raw | UnsetType = UNSET
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str = ""
+    arguments: Raw | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+
+
+class _ChatCall(msgspec.Struct, gc=False):
+    id: str | None = None
+    function: _Function | None = None
+    custom: _Function | None = None
+
+
+class _ChatMessage(msgspec.Struct, gc=False):
+    role: str = ""
+    content: Raw | UnsetType = UNSET
+    tool_calls: list[_ChatCall] | None = None
+    tool_call_id: str | None = None
+    function_call: _Function | None = None  # before tools; its result names the function
+    name: str | None = None
+
+
+class _Block(msgspec.Struct, gc=False):
+    type: str = ""
+    text: Raw | UnsetType = UNSET
+    id: str | None = None
+    name: str = ""
+    input: Raw | UnsetType = UNSET
+    tool_use_id: str | None = None
+    content: Raw | UnsetType = UNSET
+    is_error: bool | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: str = ""
+    content: Raw | UnsetType = UNSET
+
+
+class _Item(msgspec.Struct, gc=False):
+    type: str = "message"
+    role: str = ""
+    content: Raw | UnsetType = UNSET
+    id: str | None = None
+    call_id: str | None = None
+    name: str = ""
+    arguments: Raw | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    action: Raw | UnsetType = UNSET
+    operation: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
+    status: str | None = None
+
+
+_PARTS = msgspec.json.Decoder(list[_Part])
+_CHAT = msgspec.json.Decoder(_ChatMessage)
+_MESSAGE = msgspec.json.Decoder(_Message)
+_BLOCKS = msgspec.json.Decoder(list[_Block])
+_ITEM = msgspec.json.Decoder(_Item)
+_ANY = msgspec.json.Decoder()
+_TEXT = msgspec.json.Decoder(str)
+_CANONICAL = msgspec.json.Encoder(order="deterministic")
+
+
+def _chat(key: int, raw: bytes) -> _Piece:
+    message = _CHAT.decode(raw)
+    match message.role:
+        case "assistant":
+            calls = [
+                _call(call.id, named.name, named.input if named.arguments is UNSET else named.arguments)
+                for call in message.tool_calls or ()
+                if (named := call.function or call.custom) is not None
+            ]
+            if (old := message.function_call) is not None:
+                calls.append(_call(old.name, old.name, old.arguments))
+            return _piece(key, calls, text=_told(_text(message.content)))
+        case "tool" | "function":
+            call_id = message.tool_call_id or message.name
+            return _piece(key, results=[_result(call_id, message.content)])
+        case "user":
+            return _piece(key, said=_told(_text(message.content)))
+    return _SILENT  # system and developer
+
+
+def _messages(key: int, raw: bytes) -> _Piece:
+    message = _MESSAGE.decode(raw)
+    if message.role not in ("assistant", "user"):
+        return _SILENT
+    model = message.role == "assistant"
+    if message.content is UNSET or not bytes(message.content).startswith(b"["):
+        text = _told(_text(message.content))
+        return _piece(key, text=text) if model else _piece(key, said=text)
+    blocks = _BLOCKS.decode(message.content)
+    results = [
+        _result(b.tool_use_id, b.content, b.is_error) for b in blocks if b.type.endswith("tool_result")
+    ]
+    text = _told(b"\n".join(_inside(b.text) for b in blocks if b.text is not UNSET))
+    if model:
+        calls = [_call(b.id, b.name, b.input) for b in blocks if b.type.endswith("tool_use")]
+        return _piece(key, calls, results, text)
+    # Text beside results is mostly the client's own reminder (Claude Code), new with each step.
+    return _piece(key, results=results, said=b"" if results else text or _hash(raw))
+
+
+def _responses(key: int, raw: bytes) -> _Piece:
+    item = _ITEM.decode(raw)
+    call_id = item.call_id or item.id
+    failed = True if item.status == "failed" else None
+    if item.type == "message":
+        if item.role == "assistant":
+            return _piece(key, text=_told(_text(item.content)))
+        return _piece(key, said=_told(_text(item.content))) if item.role == "user" else _SILENT
+    if item.type.endswith("_output"):
+        return _piece(key, results=[_result(call_id, item.output, failed)])
+    if not item.type.endswith("_call"):
+        return _SILENT  # reasoning, compaction markers
+    given = (item.arguments, item.input, item.action, item.operation)
+    call = _call(call_id, item.name or item.type, next((a for a in given if a is not UNSET), UNSET))
+    if item.output is UNSET and item.call_id is not None:
+        return _piece(key, [call])  # its output is an item of its own
+    # Calls that the provider ran itself carry their result.
+    return _piece(key, [call], [_result(call_id, item.output, failed)])
+
+
+def _call(call_id: str | None, tool: str, given: Raw | UnsetType) -> tuple[str, str, bytes]:
+    return call_id or "", tool[:_TOOL_CHARS_MAX], _arguments(given)
+
+
+def _result(
+    call_id: str | None, content: Raw | UnsetType, is_error: bool | None = None
+) -> tuple[str, tuple[bytes, bool]]:
+    text = _text(content)
+    failed = looks_failed(text) if is_error is None else is_error
+    return call_id or "", (_hash(steady(text, failed)), failed)
+
+
+def _told(text: bytes) -> bytes:
+    return _hash(steady(text)) if text else b""
+
+
+def _text(content: Raw | UnsetType) -> bytes:
+    """The text of a content, as escaped in JSON; a content with other things than text as it stands."""
+    if content is UNSET:
+        return b""
+    raw = bytes(content)
+    if raw.startswith(b"["):
+        parts = [part.text for part in _PARTS.decode(raw)]
+        texts = [_inside(text) for text in parts if text is not UNSET]
+        return b"\n".join(texts) if len(texts) == len(parts) else raw
+    return _inside(content)
+
+
+def _inside(value: Raw) -> bytes:
+    raw = bytes(value)
+    if raw.startswith(b'"'):
+        return raw[1:-1]
+    return b"" if raw == b"null" else raw
+
+
+def _arguments(given: Raw | UnsetType) -> bytes:
+    """The hash of a call's arguments: an object, or a string that is mostly JSON itself."""
+    raw = b"" if given is UNSET else bytes(given)
+    if len(raw) > _ARGUMENT_BYTES_MAX:
+        return _hash(raw)
+    try:
+        text = _TEXT.decode(raw) if raw.startswith(b'"') else raw
+        value = _ANY.decode(text)
+        if isinstance(value, dict) and ("command" in value or "cmd" in value):
+            value.pop("description", None)
+        return _hash(_CANONICAL.encode(value))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _hash(raw)  # free text, or JSON that was cut off
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+def _hash(text: bytes) -> bytes:
+    digest: bytes = xxhash.xxh3_64_digest(text)
+    return digest
+
+
+#: str hashes are random per process, so nobody outside can construct two messages with one hash
+_SEED = hash("gateway.core.tail") & 0xFFFF_FFFF_FFFF_FFFF
+
+
+class _Memory(Generic[K, V]):
+    """Two generations of `capacity` entries: what was not asked for during one is forgotten."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        value = self._young.get(key)
+        if value is None and (value := self._old.get(key)) is not None:
+            self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        if len(self._young) >= self._capacity:
+            self._old, self._young = self._young, {}
+        self._young[key] = value
+
+
+class _Reader:
+    """What messages of one dialect say, by the hash of their bytes: a step sends all but two of them again."""
+
+    def __init__(self, decode: Callable[[int, bytes], _Piece]) -> None:
+        self._decode = decode
+        self._memory: _Memory[int, _Piece] = _Memory(16_384)
+
+    def __call__(self, raw: memoryview) -> _Piece:
+        key = xxhash.xxh3_64_intdigest(raw, _SEED)
+        piece = self._memory.get(key)
+        if piece is None:
+            piece = self._look(key, raw)
+            self._memory.put(key, piece)
+        return piece
+
+    def _look(self, key: int, raw: memoryview) -> _Piece:
+        if len(raw) <= _MESSAGE_BYTES_MAX:
+            try:
+                return self._decode(key, bytes(raw))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                pass  # not of this dialect's form
+        return _piece(key, said=xxhash.xxh3_64_digest(raw))
+
+
+_READERS = {
+    Operation.CHAT: _Reader(_chat),
+    Operation.MESSAGES: _Reader(_messages),
+    Operation.RESPONSES: _Reader(_responses),
+}
+_turns: _Memory[tuple[bytes | int, ...], Turn] = _Memory(8_192)
