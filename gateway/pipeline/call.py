@@ -145,7 +145,10 @@ async def _whole(world: World, x: Exchange, o: Opened) -> None:
         )  # JSON in place of a stream: an error, or a confused server
         if found.error is not None:
             raise _said(found.error)
-        raise UpstreamMalformed("the model provider answered a stream request without a stream")
+        # It was generated and will be billed, and the same server would do the same again.
+        raise UpstreamMalformed(
+            "the model provider answered a stream request without a stream", retryable=False
+        )
     facts = dialects.read_answer(x.operation, body)
     if facts.error is not None:
         raise _said(facts.error)
