@@ -30,7 +30,7 @@ from gateway.jobs.reconcile import Reconcile
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex
-from gateway.settings import ConfigError, Mode, Problem, Settings, ensure_pepper
+from gateway.settings import ConfigError, LogLevel, Mode, Problem, Settings, ensure_pepper
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, SystemClock, open_database

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from gateway.core.usage import Quality, Usage
 
 
@@ -20,8 +22,7 @@ class Kind(StrEnum):
     CORRECT = "correct"  # signed difference, on later proof
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One try on one deployment: everything known before it is sent."""
 
     attempt_id: str
@@ -48,8 +49,7 @@ class Attempt:
     task_external_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How an attempt ended: everything known after it."""
 
     kind: Kind
@@ -79,8 +79,7 @@ class Scope:
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     """The hold is committed; `amount_nano_usd` was reserved in every budget of the attempt's scopes."""
 
     amount_nano_usd: int
@@ -90,8 +89,7 @@ class Granted:
     task_step: int = 0  # number of this task's requests, this one included
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The hold does not fit this budget; nothing was reserved anywhere."""
 
     scope: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
+
+import msgspec
 
 from gateway.core import prices
 from gateway.core.catalog import Deployment, Provider
@@ -88,7 +89,7 @@ class Reconcile:
 def corrected(outcome: Outcome, reading: Reading, row: prices.PriceRow, at_ms: int) -> Outcome:
     """The same ending with the provider's own counts."""
     cost = prices.cost(row, reading.usage, at_ms, service_tier=outcome.service_tier)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         outcome,
         kind=Kind.POST,
         usage=reading.usage,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
+
+import msgspec
 
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.storage.tables import TOKEN_COLUMNS, USAGE_KEYS, USAGE_SUMS, ledger
@@ -80,11 +82,11 @@ def storable(fact: S) -> S:
         for name, text in zip(_TEXT_FIELDS[type(fact)], texts, strict=True)
         if text is not None
     }
-    return replace(fact, **changed)
+    return msgspec.structs.replace(fact, **changed)
 
 
 _TEXT_FIELDS = {
-    kind: tuple(f.name for f in fields(kind) if f.type in ("str", "str | None"))
+    kind: tuple(f.name for f in msgspec.structs.fields(kind) if f.type in (str, str | None))
     for kind in (Attempt, Outcome)
 }
 _TEXTS = {kind: attrgetter(*names) for kind, names in _TEXT_FIELDS.items()}

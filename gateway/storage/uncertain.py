@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from gateway.storage.tables import TOKEN_COLUMNS, ledger
 from gateway.storage.transact import Fetch, Row, Sql, Tx
 
 #: The rest of an attempt (how its task was recognised) is on the task's row, which is there already.
-_ATTEMPT = tuple(f.name for f in fields(Attempt) if f.name in ledger.columns)
+_ATTEMPT = tuple(f for f in Attempt.__struct_fields__ if f in ledger.columns)
 _OUTCOME = (
     "kind",
     "quality",
