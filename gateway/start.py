@@ -7,10 +7,11 @@ import ctypes
 import dataclasses
 import gc
 import json
+import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -60,12 +61,15 @@ async def _serve_one(settings: Settings, first_run: bool, *, replica: str, share
         ending = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ending.set)
+        if shared_port:
+            _when_parent_dies(ending.set)
         try:
             async with app.App(ready, replica_id=replica, reuse_port=shared_port) as running:
                 # What is loaded now stays: no collection ever looks at it again.
                 gc.collect()
                 gc.freeze()
-                gc.set_threshold(20_000, 20, 50)  # a request makes hundreds of short-lived objects, and few cycles
+                # A request makes hundreds of short-lived objects, and few cycles.
+                gc.set_threshold(20_000, 20, 50)
                 if not shared_port:
                     say_hello(ready, running.edge.port, running.admin_port, key)
                 await ending.wait()
@@ -76,6 +80,21 @@ async def _serve_one(settings: Settings, first_run: bool, *, replica: str, share
                 f"cannot listen on {ready.listen} or {ready.admin_listen}: {e.strerror or e}"
             ) from e
     return 0
+
+
+def _when_parent_dies(call: Callable[[], None]) -> None:
+    """A worker without a parent would go on for ever, under a name that the next one of its kind takes over.
+
+    The parent holds the other end of standard input, so its death, however it dies, is the end of input.
+    """
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if not os.read(sys.stdin.fileno(), 1024):
+            loop.remove_reader(sys.stdin.fileno())
+            call()
+
+    loop.add_reader(sys.stdin.fileno(), readable)
 
 
 async def _serve_many(settings: Settings, config_path: Path | None, first_run: bool) -> int:
@@ -148,6 +167,7 @@ async def _with_demo(settings: Settings) -> AsyncIterator[Settings]:
         "--until-stdin-closes",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us: it answers until our last stream has ended
     )
     try:
         if child.stdout is None:

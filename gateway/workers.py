@@ -53,7 +53,8 @@ async def _keep(
     deaths = 0
     while True:
         what = command(index)
-        child = await asyncio.create_subprocess_exec(*what.argv, env=what.env)
+        # Nothing is ever written: the worker ends when this end of the pipe is gone.
+        child = await asyncio.create_subprocess_exec(*what.argv, env=what.env, stdin=asyncio.subprocess.PIPE)
         began_s = loop.time()
         ended = asyncio.ensure_future(child.wait())
         asked = asyncio.ensure_future(stopping.wait())
