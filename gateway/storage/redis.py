@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import random
 import ssl
 from collections import deque
@@ -27,8 +28,6 @@ CONNECT_TIMEOUT_S = 1.0
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 2.0
 STEADY_S = 5.0
-#: An answer may lie unread because this process was held up: before it is given up, the socket is read once more.
-_LAST_LOOK_S = 0.001
 
 _NOTHING = object()
 _log = logging.getLogger(__name__)
@@ -54,9 +53,9 @@ class Script:
 @dataclass(slots=True)
 class _Call:
     answer: asyncio.Future[Any]
-    sent_s: float
     #: what to send instead if the server does not know the script (it was restarted or told to forget)
     whole: tuple[Arg, ...]
+    sent_s: float = math.inf  # not yet
 
 
 class _Wire(asyncio.Protocol):
@@ -67,22 +66,19 @@ class _Wire(asyncio.Protocol):
         self._timeout_s = timeout_s
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._waiting: deque[_Call] = deque()
-        self._out: list[bytes] = []
+        self._out: list[tuple[bytes, _Call]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self.ended = asyncio.Event()
         self.reason = ""
 
     def send(self, command: tuple[Arg, ...], whole: tuple[Arg, ...] = ()) -> asyncio.Future[Any]:
-        """The answer. Raises `StoreLost` in it, at the latest after the time-out."""
-        now_s = self._loop.time()
-        call = _Call(self._loop.create_future(), now_s, whole)
+        """The answer, or `StoreLost` when the time-out has passed since it was written."""
+        call = _Call(self._loop.create_future(), whole)
         if self.ended.is_set():
             call.answer.set_exception(StoreLost(self.reason))
-            return call.answer
-        self._write(command, call)
-        if self._timer is None:
-            self._timer = self._loop.call_at(now_s + self._timeout_s, self._look, False)
+        else:
+            self._write(command, call)
         return call.answer
 
     def hurry(self, timeout_s: float) -> None:
@@ -110,27 +106,35 @@ class _Wire(asyncio.Protocol):
     def _write(self, command: tuple[Arg, ...], call: _Call) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub knows tuples of one
+        packed = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub knows tuples of one
+        self._out.append((packed, call))
         self._waiting.append(call)
 
     def _flush(self) -> None:
-        if self._transport is not None and self._out:
-            self._transport.write(b"".join(self._out))
-            self._out.clear()
-
-    def _look(self, again: bool) -> None:
-        """End the wire if the oldest call has waited too long."""
-        self._timer = None
-        if not self._waiting:
+        if self._transport is None or not self._out:
             return
-        due_s = min(call.sent_s for call in self._waiting) + self._timeout_s
         now_s = self._loop.time()
-        if now_s < due_s:
-            self._timer = self._loop.call_at(due_s, self._look, False)
-        elif again:
-            self.end(f"no answer within {self._timeout_s * 1_000:.0f} ms")
+        for _, call in self._out:
+            call.sent_s = min(call.sent_s, now_s)
+        self._transport.write(b"".join([packed for packed, _ in self._out]))
+        self._out.clear()
+        if self._timer is None:
+            self._timer = self._loop.call_at(now_s + self._timeout_s, self._look)
+
+    def _look(self) -> None:
+        """End the wire if the oldest call has waited too long.
+
+        If this process was held up meanwhile, answers that lay in the socket are read by now: both loops (asyncio's
+        and uvloop's) look at sockets before timers.
+        """
+        self._timer = None
+        due_s = min((call.sent_s for call in self._waiting), default=math.inf) + self._timeout_s
+        if due_s == math.inf:  # nothing is due; what is not written yet sets the timer when it is
+            return
+        if self._loop.time() < due_s:
+            self._timer = self._loop.call_at(due_s, self._look)
         else:
-            self._timer = self._loop.call_at(now_s + _LAST_LOOK_S, self._look, True)
+            self.end(f"no answer within {self._timeout_s * 1_000:.0f} ms")
 
     # --- asyncio.Protocol ----------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class _Wire(asyncio.Protocol):
             if not call.answer.done():
                 call.answer.set_result(answer)
         elif call.whole and str(answer).startswith("NOSCRIPT"):
-            self._write(call.whole, _Call(call.answer, call.sent_s, ()))
+            self._write(call.whole, _Call(call.answer, (), call.sent_s))
         else:
             self._waiting.appendleft(call)
             self.end(str(answer))  # READONLY, LOADING, OOM, MOVED, WRONGPASS: of no use as it is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -251,6 +252,22 @@ def test_it_works_on_the_loop_that_serves(redis: ToldRedis) -> None:
             return await limits.take([("r", 1, 1)], 0)
 
     assert uvloop.run(once()) == ("r", 60.0)
+
+
+def test_a_process_that_was_held_up_does_not_blame_redis(redis: ToldRedis) -> None:
+    async def once() -> bool:
+        async with limits_on(redis.url, timeout_s=0.05) as (limits,):
+            async with asyncio.timeout(PATIENT_S):
+                await limits.returned()
+            for turns in range(4):  # before it is written, and after
+                asking = asyncio.ensure_future(limits.take([("r", 1, 10)], 0))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                time.sleep(0.1)  # noqa: ASYNC251  as a long garbage collection would
+                assert await asking is None
+            return limits.degraded
+
+    assert (asyncio.run(once()), uvloop.run(once())) == (False, False)
 
 
 # --- concurrency ---------------------------------------------------------------------------------------
