@@ -28,7 +28,7 @@ V = TypeVar("V")
 #: Turns that a tail has at most, and how far back they are looked for.
 TURNS_MAX = 8
 _MESSAGES_MAX = 64
-_BYTES_MAX = 256 << 10
+_BYTES_MAX = 256 << 10  # with two whole turns at least, without which no repetition can be told
 #: A message above this is not decoded; it counts as something said, which ends every repetition.
 _MESSAGE_BYTES_MAX = 1 << 20
 _ARGUMENT_BYTES_MAX = 32 << 10
@@ -80,7 +80,7 @@ def tail(operation: Operation, segments: Sequence[Segment]) -> Tail:
     while at and segments[at - 1].kind == "message":
         raw = segments[at - 1].raw
         size += len(raw)
-        if len(pieces) == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 1):
+        if len(pieces) == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 2):
             break
         piece = read(raw)
         if piece.silent:
@@ -121,8 +121,9 @@ def _grouped(pieces: Sequence[_Piece], whole: bool) -> Tail:
     # A last answer without results is one that the model is to go on with.
     if groups and not closed:
         groups.pop()
-    # What came before the first piece is not known, and so neither is the whole of the first turn.
-    known = groups[0 if whole else 1 :][-TURNS_MAX:]
+    # What came before the first piece is not known; unless that ends a turn, neither is the whole of the first one.
+    cut = not whole and not (pieces and pieces[0].results and not pieces[0].speaks)
+    known = groups[1 if cut else 0 :][-TURNS_MAX:]
     return Tail(tuple([_turn(before, of) for before, of in known]), said)
 
 

@@ -320,6 +320,7 @@ def test_ten_failed_calls_in_a_row_or_more_than_half_of_twenty() -> None:
         Mode.STOP,
         {"in_row": 10, "failed": 10, "of": 10, "since_ms": NOON_MS + 5_000},
     )
+    assert task.ask(pending=b"let me help") == {}
     half = Task()
     for n in range(20):
         assert half.do(f"t{n}", failed=n % 2 == 0) == {}  # a test that fails after each edit
@@ -340,6 +341,7 @@ def test_upstream_errors_open_and_one_probe_closes() -> None:
     task.now_ms += 10_000
     assert task.ask() == {}  # the probe
     assert levels(task.ask()) == {"upstream_errors": ("stop", True)}
+    task.now_ms += 5_000
     assert task.observe(failed) == {}
     task.now_ms += 29_999
     assert levels(task.ask()) == {"upstream_errors": ("stop", True)}

@@ -211,6 +211,7 @@ def test_results_are_the_same_but_for_times_and_for_ids_of_failures(one: str, ot
         ('{"id": "0b9f7c7e-1f1e-4a5b-9c55-0123456789ab"}', '{"id": "0b9f7c7e-1f1e-4a5b-9c55-0123456789ac"}'),
         ("line 12", "line 13"),
         ("order 1790000000999 shipped", "order 2790000000999 shipped"),
+        ("order 91790000000999 shipped", "order 91790000000111 shipped"),  # a clock in the middle of a number
         ("", "a"),
     ],
 )
@@ -329,8 +330,23 @@ def test_what_cannot_be_read_ends_a_repetition() -> None:
     seen = chat(*called("{}", "ok"), odd, *called("{}", "ok", "c2"))
     assert [bool(turn.prompted) for turn in seen.turns] == [False, True]
     image = {"type": "image", "source": {"data": "A" * (1 << 20)}}
-    huge = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [image]}]}
-    assert of(Operation.MESSAGES, [USER, huge]).turns == ()
+    small, huge = Step((LS,)), [{"type": "tool_result", "tool_use_id": "call_0_0", "content": [image]}]
+    messages = history(Operation.MESSAGES, small, small)
+    messages[2] = {"role": "user", "content": huge}
+    assert [bool(turn.prompted) for turn in of(Operation.MESSAGES, messages).turns] == [False, True]
+
+
+def test_large_messages_make_a_short_tail() -> None:
+    large = [Step((Ask("read", {"path": f"f{n}"}, "x" * 100_000),)) for n in range(6)]
+    seen = of(Operation.CHAT, history(Operation.CHAT, *large))
+    assert [turn.tools for turn in seen.turns] == [("read",)] * 3
+    # What came before is not known, so of the turn that is cut nothing is told.
+    wide = Step(tuple(Ask("read", {"path": f"f{n}"}, "x") for n in range(70)))
+    seen = of(Operation.CHAT, history(Operation.CHAT, wide, Step((LS,))))
+    assert [turn.tools for turn in seen.turns] == [("bash",)]
+    half = Step(tuple(Ask("read", {"path": f"f{n}"}, "x") for n in range(40)))  # 24 of its calls are in reach
+    seen = of(Operation.RESPONSES, history(Operation.RESPONSES, half))
+    assert seen.turns == ()
 
 
 def test_requests_without_messages_have_no_tail() -> None:
