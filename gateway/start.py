@@ -24,7 +24,7 @@ from gateway.settings import Listen, Settings, ensure_pepper
 from gateway.storage import schema
 from gateway.storage.accounts import Accounts
 from gateway.storage.database import open_database
-from gateway.storage.lockfile import AlreadyServing
+from gateway.storage.lockfile import AlreadyServing, ServingLock
 from gateway.telemetry.logs import configure
 
 #: Beyond the drain, how long a worker may take to close its stores.
@@ -56,6 +56,7 @@ def _replica(settings: Settings, index: int) -> str:
 async def _serve_one(settings: Settings, first_run: bool, *, replica: str, shared_port: bool) -> int:
     configure(settings.log_level.value.upper())
     keep_large_blocks()
+    _refuse_to_be_second(settings)
     async with _with_demo(settings) as ready:
         key = await prepare(ready, first_run)
         ending = asyncio.Event()
@@ -80,6 +81,17 @@ async def _serve_one(settings: Settings, first_run: bool, *, replica: str, share
                 f"cannot listen on {ready.listen} or {ready.admin_listen}: {e.strerror or e}"
             ) from e
     return 0
+
+
+def _refuse_to_be_second(settings: Settings) -> None:
+    """Before anything is touched that belongs to the first: its ledger, and its demo provider's bill."""
+    path = open_database(settings.database_url).sqlite_path
+    if path is None:
+        return
+    try:
+        ServingLock.take(path).release()
+    except AlreadyServing as e:
+        raise CannotStart(str(e)) from e
 
 
 def _when_parent_dies(call: Callable[[], None]) -> None:
