@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
+import os
+import re
+import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,3 +119,106 @@ async def running(
                 url = f"http://127.0.0.1:{app.edge.port}"
                 async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as http:
                     yield Running(app, provider, key, url, http)
+
+
+# --- as processes of their own -----------------------------------------------------------------------------
+
+START_S = 30.0
+
+
+class Tollhouse:
+    """`tollhouse` on a configuration of its own in `directory`: commands that end, and gateways that serve.
+
+    Nothing of this machine's environment reaches it, so the built-in demo provider answers.
+    """
+
+    def __init__(self, directory: Path, database_url: str = "", **settings: object) -> None:
+        self.state = directory / "state"
+        self.config = directory / "gateway.yaml"
+        database = {"database_url": database_url} if database_url else {}
+        lines = {"state_dir": self.state, "admin_listen": "127.0.0.1:0", **database, **settings}
+        self.config.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
+
+    async def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output and standard error of a command that ends."""
+        process = await self._start(arguments, asyncio.subprocess.PIPE)
+        out, err = await process.communicate()
+        return process.returncode or 0, out.decode(), err.decode()
+
+    @asynccontextmanager
+    async def serve(self, *arguments: str) -> AsyncIterator[Serving]:
+        """A gateway that is ready. What is still running at the end is killed."""
+        process = await self._start(("serve", *arguments), asyncio.subprocess.STDOUT)
+        serving = Serving(process)
+        listening = asyncio.create_task(serving.listen())
+        try:
+            await serving.ready()
+            yield serving
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            await listening
+
+    async def _start(self, arguments: Sequence[str], stderr: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway.cli", *arguments, "--config", str(self.config)),
+            env={"PATH": os.defpath, "HOME": str(self.state.parent), "PYTHONUNBUFFERED": "1"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+        )
+
+
+class Serving:
+    """A gateway process; `said` is all that it has printed, logs included."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said = ""
+        self.url = ""
+        self._over = False
+        self._more = asyncio.Condition()
+
+    async def listen(self) -> None:
+        """Until the process, and whoever has its output, is gone."""
+        assert self.process.stdout is not None
+        while not self._over:
+            line = await self.process.stdout.readline()
+            async with self._more:
+                self.said += line.decode()
+                self._over = not line
+                self._more.notify_all()
+
+    async def says(self, pattern: str) -> str:
+        """The first group of the pattern, once that was printed."""
+        async with asyncio.timeout(START_S), self._more:
+            await self._more.wait_for(lambda: self._over or re.search(pattern, self.said))
+        found = re.search(pattern, self.said)
+        assert found, f"the process has ended: {self.said}"
+        return found[1]
+
+    async def ready(self) -> None:
+        """Returns when requests are served."""
+        self.url = await self.says(r"listens on (http://\S+)")
+        async with asyncio.timeout(START_S), aiohttp.ClientSession() as http:
+            while True:
+                try:
+                    async with http.get(f"{self.url}/readyz") as answer:
+                        if answer.status == 200:
+                            return
+                except aiohttp.ClientConnectionError:
+                    assert not self._over, self.said
+                await asyncio.sleep(0.05)
+
+    @property
+    def key(self) -> str | None:
+        """The key that it has shown."""
+        found = re.search(r"key +(gw-\S+)", self.said)
+        return found[1] if found else None
+
+    async def end(self) -> int:
+        """Its exit status after SIGTERM."""
+        self.process.terminate()
+        async with asyncio.timeout(START_S):
+            return await self.process.wait()
