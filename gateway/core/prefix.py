@@ -14,13 +14,14 @@ Each rule looks at one segment alone, never at its place, so a segment hashes al
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import xxhash
 
-from gateway.core.dialects.facts import Segment
+from gateway.core.dialects.facts import Segment, Segments
 
 #: A request that equals a known one whole is its retry within this time. Later, if the known one is the first
 #: request of its task, it is a second run with the same opening.
@@ -50,17 +51,60 @@ _HEAD = 96
 
 def chain(segments: Sequence[Segment]) -> tuple[bytes, ...]:
     """The rolling hash (xxh3, 16 bytes) after each segment. Not collision-proof against its own sender."""
-    rolling = xxhash.xxh3_128()
-    update, digest = rolling.update, rolling.digest
-    links = []
-    kind = ""
-    for segment, own in zip(segments, _DIGESTS.of(segments), strict=True):
-        if segment.kind != kind:
-            kind = segment.kind
-            update(kind.encode())
-        update(own)
-        links.append(digest())
-    return tuple(links)
+    keys = segments.keys if isinstance(segments, Segments) else []
+    if not keys or 0 in keys:
+        return _extended((), segments)
+    known = _CHAINS.longest(keys)
+    if len(known) < len(keys):
+        known = _extended(known, segments)
+        _CHAINS.keep(keys, known)
+    return known
+
+
+def _extended(links: tuple[bytes, ...], segments: Sequence[Segment]) -> tuple[bytes, ...]:
+    """`links` of the first segments, and those of the others. A link is the hash of the one before, the kind of its
+    segment and what is in it."""
+    added = list(links)
+    before = added[-1] if added else b""
+    for i in range(len(added), len(segments)):
+        segment = segments[i]
+        before = xxhash.xxh3_128_digest(b"".join((before, segment.kind.encode(), _DIGESTS.of(segment))))
+        added.append(before)
+    return tuple(added)
+
+
+class _Chains:
+    """The latest chain of each opening, so that a step costs what it adds to the one before.
+
+    By the keys of the first segments; bounded by the number of links (about 100 bytes each), oldest first out.
+    """
+
+    _OPENING = 3
+
+    def __init__(self, links_max: int = 200_000) -> None:
+        self._links_max = links_max
+        self._links = 0
+        self._chains: OrderedDict[tuple[int, ...], tuple[list[int], tuple[bytes, ...]]] = OrderedDict()
+
+    def longest(self, keys: list[int]) -> tuple[bytes, ...]:
+        """The known links of these segments, if a known chain is all of them or their beginning; else none."""
+        found = self._chains.get(tuple(keys[: self._OPENING]))
+        if found is None:
+            return ()
+        known, links = found
+        return links if known == keys[: len(known)] else ()
+
+    def keep(self, keys: list[int], links: tuple[bytes, ...]) -> None:
+        opening = tuple(keys[: self._OPENING])
+        old = self._chains.pop(opening, None)
+        self._links += len(links) - (len(old[1]) if old else 0)
+        self._chains[opening] = (keys, links)
+        while self._links > self._links_max and len(self._chains) > 1:
+            _, (_, dropped) = self._chains.popitem(last=False)
+            self._links -= len(dropped)
+
+
+_CHAINS = _Chains()
 
 
 class _Digests:
@@ -78,13 +122,9 @@ class _Digests:
         self._young: dict[int, bytes] = {}
         self._old: dict[int, bytes] = {}
 
-    def of(self, segments: Sequence[Segment]) -> list[bytes]:
-        keys = [segment.key or xxhash.xxh3_64_intdigest(segment.raw, self._SEED) for segment in segments]
-        found: list[bytes | None] = list(map(self._young.get, keys))
-        return [
-            self._look(key, segment) if digest is None else digest
-            for digest, key, segment in zip(found, keys, segments, strict=True)
-        ]
+    def of(self, segment: Segment) -> bytes:
+        key = segment.key or xxhash.xxh3_64_intdigest(segment.raw, self._SEED)
+        return self._young.get(key) or self._look(key, segment)
 
     def _look(self, key: int, segment: Segment) -> bytes:
         digest = self._old.get(key) or xxhash.xxh3_128_digest(_canonical(segment.raw.tobytes()))

@@ -18,7 +18,7 @@ from gateway.core.dialects.answers import (
     malformed,
     text_of,
 )
-from gateway.core.dialects.facts import Facts, Spans
+from gateway.core.dialects.facts import Facts, Segments, Spans
 from gateway.core.dialects.json_slices import check_rest, decode, lenient
 from gateway.core.dialects.request import Common, hints, locate
 from gateway.core.errors import InvalidRequest
@@ -51,7 +51,7 @@ def read(body: bytes) -> Facts:
         reasoning_effort="",
         service_tier=request.service_tier or "",
         session_hints=hints(request),
-        segments=(),
+        segments=Segments(),
         size=len(body),
         spans=Spans(spans),
     )

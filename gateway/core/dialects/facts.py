@@ -5,8 +5,9 @@ msgspec Structs where a request makes many or large ones: a frozen dataclass cos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import msgspec
 
@@ -20,6 +21,40 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     kind: str  # "tools" | "system" | "message"
     raw: memoryview  # its bytes as received, a view on the body
     key: int = 0  # a hash of `raw`, seeded per process: for memories of this process only; 0 = not computed
+
+
+class Segments(Sequence[Segment]):
+    """The segments of a request. Those of its messages are made when they are asked for: few are looked at."""
+
+    __slots__ = ("_head", "_messages", "keys")
+
+    def __init__(
+        self, head: Sequence[Segment] = (), messages: Sequence[msgspec.Raw] = (), keys: Sequence[int] = ()
+    ) -> None:
+        self._head = tuple(head)
+        self._messages = messages
+        #: `Segment.key` of each segment, in order
+        self.keys: list[int] = [*(segment.key for segment in head), *keys]
+
+    def __len__(self) -> int:
+        return len(self._head) + len(self._messages)
+
+    @overload
+    def __getitem__(self, at: int) -> Segment: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Segment]: ...
+
+    def __getitem__(self, at: int | slice) -> Segment | Sequence[Segment]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        index = at + len(self) if at < 0 else at
+        if not 0 <= index < len(self):
+            raise IndexError(at)
+        if index < len(self._head):
+            return self._head[index]
+        message = self._messages[index - len(self._head)]
+        return Segment("message", memoryview(message), self.keys[index])
 
 
 class Spans(msgspec.Struct, frozen=True):
@@ -56,7 +91,7 @@ class Facts(msgspec.Struct, frozen=True):
     #: session_id, conversation, previous_response_id, metadata.session_id, metadata.task_id, user.
     #: Client-controlled; longer than 512 characters are left out
     session_hints: Mapping[str, str]
-    segments: tuple[Segment, ...]
+    segments: Segments
     size: int  # bytes of the body
     spans: Spans
 

@@ -249,7 +249,7 @@ class Checked:
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
 
-    def __call__(self, slices: Sequence[memoryview], name: str) -> tuple[list[int | None], list[int]]:
+    def __call__(self, slices: Sequence[memoryview | Raw], name: str) -> tuple[list[int | None], list[int]]:
         """What `check(slice, path)` says for each slice, in order, never None; and the slices' hashes."""
         hashes = list(map(xxhash.xxh3_64_intdigest, slices, repeat(self._SEED)))
         results: list[int | None] = list(map(self._young.get, hashes))
@@ -259,7 +259,7 @@ class Checked:
                     results[i] = self._look(hashes[i], slices[i], name.replace("*", str(i)))
         return results, hashes
 
-    def _look(self, key: int, piece: memoryview, where: str) -> int:
+    def _look(self, key: int, piece: memoryview | Raw, where: str) -> int:
         result = self._old.get(key)
         if result is None:
             result = self._check(bytes(piece), where)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from itertools import repeat
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.core.dialects.facts import Segment
+from gateway.core.dialects.facts import Segment, Segments
 from gateway.core.dialects.json_slices import (
     MAX_DEPTH,
     MAX_NODES,
@@ -151,7 +150,7 @@ _systems = Checked(_check_system, 4_096)
 class Prompt(msgspec.Struct, frozen=True):
     """The cacheable part of a request."""
 
-    segments: tuple[Segment, ...]
+    segments: Segments
     tool_count: int
     message_count: int
     has_images: bool
@@ -196,13 +195,12 @@ def prompt(
         covered.sort()
         rest = rest_of(body, covered)
         node_count += check_text(rest, MAX_DEPTH, "")
-        return Prompt(tuple(segments), tool_count, 1, False, bool((marks_seen | _long(rest)) & _LONG))
+        return Prompt(Segments(segments), tool_count, 1, False, bool((marks_seen | _long(rest)) & _LONG))
     if not found:
         raise InvalidRequest(f"'{name}' must not be empty.", param=name)
     if len(found) > MAX_MESSAGES:
         raise InvalidRequest(f"'{name}' has {len(found)} messages; at most {MAX_MESSAGES}.", param=name)
-    views: list[memoryview] = [memoryview(message) for message in found]
-    marks, keys = _messages(views, f"{name}[*]")
+    marks, keys = _messages(found, f"{name}[*]")
     distinct = set(marks)
     if not distinct <= _NO_NODES:
         node_count += sum((mark or 0) >> _MARKS for mark in marks)
@@ -212,9 +210,9 @@ def prompt(
     if node_count > MAX_NODES:
         raise too_many_nodes()
     return Prompt(
-        (*segments, *map(Segment, repeat("message"), views, keys)),
+        Segments(segments, found, keys),
         tool_count,
-        len(views),
+        len(found),
         any((mark or 0) & _IMAGE for mark in distinct),
         bool((marks_seen | _long(rest)) & _LONG) or any((mark or 0) & _LONG for mark in distinct),
     )
