@@ -203,6 +203,11 @@ class App:
         for store in (limits, prefixes):
             await store.start()
             self._stack.push_async_callback(store.close)
+        self.metrics.gauge(
+            "tollhouse_limits_degraded",
+            "1 while Redis is away and each process keeps to its share of the limits.",
+            lambda: float(limits.degraded),
+        )
         return limits, prefixes
 
     def _world(

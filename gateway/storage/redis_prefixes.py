@@ -155,8 +155,9 @@ class RedisPrefixIndex:
 
 
 def _keys(key_id: str, chain: Sequence[bytes]) -> list[bytes]:
-    begin = b"tollhouse:{lineage:%b}" % key_id.encode()
-    return [begin, *(b"%b:%b" % (begin, link) for link in chain[: -STEP_SEGMENTS_MAX - 1 : -1])]
+    since = b"tollhouse:{lineage:%b}" % key_id.encode()
+    end = since + b":"
+    return [since, *[end + link for link in chain[: -STEP_SEGMENTS_MAX - 1 : -1]]]
 
 
 def _latest(packed: bytes) -> End | None:

@@ -96,6 +96,7 @@ async def test_replicas_share_limits_and_lineage(
         await two.new_key(RateLimit(requests_per_min=10))
         statuses = Counter([(await two.chat(n % 2, "hi"))[0] for n in range(20)])
         assert statuses == {200: 10, 429: 10}
+        assert b"\ntollhouse_limits_degraded 0\n" in two.apps[0].metrics.render()
 
 
 async def test_no_fault_of_redis_costs_a_request_or_an_entry(
