@@ -206,7 +206,7 @@ class App:
         self.metrics.gauge(
             "tollhouse_limits_degraded",
             "1 while Redis is away and each process keeps to its share of the limits.",
-            lambda: float(limits.degraded),
+            lambda: int(limits.degraded),
         )
         return limits, prefixes
 
