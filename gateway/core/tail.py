@@ -77,24 +77,26 @@ def tail(operation: Operation, segments: Sequence[Segment]) -> Tail:
     starts = size = 0
     later = _SILENT
     at = len(segments)
-    while at and segments[at - 1].kind == "message":
-        raw = segments[at - 1].raw
-        size += len(raw)
-        if len(pieces) == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 2):
+    whole = True
+    while at and (segment := segments[at - 1]).kind == "message":
+        size += len(segment.raw)
+        whole = not (len(pieces) == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 2))
+        if not whole:
             break
-        piece = read(raw)
+        piece = read(segment)
         if piece.silent:
             at -= 1
             continue
         if later.speaks and not _same_turn(piece, later):
             starts += 1
-            if starts > TURNS_MAX:
+            whole = starts <= TURNS_MAX
+            if not whole:
                 break
         pieces.append(piece)
         later = piece
         at -= 1
     pieces.reverse()
-    return _grouped(pieces, whole=not at or segments[at - 1].kind != "message")
+    return _grouped(pieces, whole)
 
 
 def _grouped(pieces: Sequence[_Piece], whole: bool) -> Tail:
@@ -370,10 +372,6 @@ def _hash(text: bytes) -> bytes:
     return digest
 
 
-#: str hashes are random per process, so nobody outside can construct two messages with one hash
-_SEED = hash("gateway.core.tail") & 0xFFFF_FFFF_FFFF_FFFF
-
-
 class _Memory(Generic[K, V]):
     """Two generations of `capacity` entries: what was not asked for during one is forgotten."""
 
@@ -397,15 +395,18 @@ class _Memory(Generic[K, V]):
 class _Reader:
     """What messages of one dialect say, by the hash of their bytes: a step sends all but two of them again."""
 
-    def __init__(self, decode: Callable[[int, bytes], _Piece]) -> None:
+    def __init__(self, dialect: Operation, decode: Callable[[int, bytes], _Piece]) -> None:
+        # str hashes are random per process, so nobody outside can construct two messages with one hash; and the
+        # same bytes may say different things in two dialects
+        self._seed = hash(dialect.value) & 0xFFFF_FFFF_FFFF_FFFF
         self._decode = decode
         self._memory: _Memory[int, _Piece] = _Memory(16_384)
 
-    def __call__(self, raw: memoryview) -> _Piece:
-        key = xxhash.xxh3_64_intdigest(raw, _SEED)
+    def __call__(self, segment: Segment) -> _Piece:
+        key = (segment.key or xxhash.xxh3_64_intdigest(segment.raw)) ^ self._seed
         piece = self._memory.get(key)
         if piece is None:
-            piece = self._look(key, raw)
+            piece = self._look(key, segment.raw)
             self._memory.put(key, piece)
         return piece
 
@@ -419,8 +420,11 @@ class _Reader:
 
 
 _READERS = {
-    Operation.CHAT: _Reader(_chat),
-    Operation.MESSAGES: _Reader(_messages),
-    Operation.RESPONSES: _Reader(_responses),
+    dialect: _Reader(dialect, decode)
+    for dialect, decode in (
+        (Operation.CHAT, _chat),
+        (Operation.MESSAGES, _messages),
+        (Operation.RESPONSES, _responses),
+    )
 }
 _turns: _Memory[tuple[bytes | int, ...], Turn] = _Memory(8_192)

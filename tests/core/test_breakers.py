@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -522,6 +523,40 @@ def test_numbers_that_mean_nothing_are_no_policy(make: object) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match="must|trip at"):
         make()
+
+
+def test_a_policy_is_changed_as_people_write_it() -> None:
+    changed = BreakerPolicy().changed(
+        {
+            "loop": "stop",
+            "steps": {"mode": "stop", "most": 500},
+            "polling": {"tools": ["watch"], "gap_s": 10},
+            "spend_slope": {"times_own": None},
+        }
+    )
+    assert changed == replace(
+        BreakerPolicy(),
+        loop=Repeats(Mode.STOP, stop=6, warn=3),
+        steps=StepCap(Mode.STOP, 500),
+        polling=Polling(frozenset({"watch"}), 10.0),
+        spend_slope=SpendSlope(times_own=None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"loops": "stop"}, "there is no breaker 'loops'; there are steps, wall_clock, loop, ping_pong,"),
+        ({"loop": {"at": 3}}, "loop has no at; it has mode, stop, warn"),
+        ({"loop": "halt"}, "loop: Invalid enum value 'halt'"),
+        ({"loop": {"stop": "six"}}, "loop: Expected `int`, got `str`"),
+        ({"loop": {"stop": 1}}, "loop: repeats trip at 2 to 20, not at 1"),
+        ({"loop": 3}, "loop must be a mode or a table, not 3"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_by_name(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        BreakerPolicy().changed(overrides)
 
 
 def test_stopping_leaves_off_what_is_off() -> None:

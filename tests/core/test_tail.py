@@ -157,6 +157,23 @@ def test_calls_of_other_kinds_are_calls() -> None:
     assert told(of(Operation.MESSAGES, server).turns) == [(("web_search",), False)]
 
 
+def test_the_same_bytes_are_read_in_their_own_dialect() -> None:
+    """One message that says two things, if it is read as chat or as messages."""
+    use = {"type": "tool_use", "id": "t", "name": "of messages", "input": {}}
+    call = {"id": "t", "type": "function", "function": {"name": "of chat", "arguments": "{}"}}
+    both = [
+        {"role": "assistant", "content": [use], "tool_calls": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "ok"}]},
+    ]
+    segments = [
+        Segment("message", memoryview(json.dumps(message).encode()), 7 + n) for n, message in enumerate(both)
+    ]
+    assert [
+        tail(dialect, segments).turns[0].tools
+        for dialect in (Operation.CHAT, Operation.MESSAGES, Operation.CHAT)
+    ] == [("of chat",), ("of messages",), ("of chat",)]
+
+
 # --- what makes two turns the same ----------------------------------------------------------------------
 
 

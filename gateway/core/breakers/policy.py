@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
+import msgspec
+
 #: Turns of a task that are remembered: what a policy may ask about.
 TURNS_KEPT = 20
 REQUESTS_KEPT = 50
@@ -194,17 +196,41 @@ class BreakerPolicy:
     fan_out: FanOut = field(default_factory=FanOut)
     retries: Amplification = field(default_factory=Amplification)
 
+    def changed(self, overrides: Mapping[str, object]) -> BreakerPolicy:
+        """The same with some breakers changed, as configuration and declared tasks write them.
+
+        By name either a mode or some of the numbers: {"loop": "stop", "steps": {"mode": "stop", "most": 500}}.
+        ValueError that names what is unknown or means nothing.
+        """
+        parts: dict[str, object] = {}
+        for name, given in overrides.items():
+            if name not in {f.name for f in fields(self)}:
+                raise ValueError(f"there is no breaker {name!r}; there are {_listed(self)}")
+            part = getattr(self, name)
+            numbers = {"mode": given} if isinstance(given, str) else given
+            if not isinstance(numbers, Mapping):
+                raise ValueError(f"{name} must be a mode or a table, not {given!r}")
+            unknown = sorted(map(str, set(numbers) - {f.name for f in fields(part)}))
+            if unknown:
+                raise ValueError(f"{name} has no {', '.join(unknown)}; it has {_listed(part)}")
+            try:
+                parts[name] = msgspec.convert({**_plain(part), **numbers}, type(part))
+            except msgspec.ValidationError as e:
+                raise ValueError(f"{name}: {e}") from None
+        return replace(self, **parts)  # type: ignore[arg-type]
+
     def stopping(self) -> BreakerPolicy:
         """The same numbers, with every breaker that is on allowed to stop."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(
-            self,
-            **{
-                name: replace(part, mode=Mode.STOP)
-                for name, part in parts.items()
-                if not isinstance(part, Polling) and part.mode is not Mode.OFF
-            },
-        )
+        on = (n for n, part in _plain(self).items() if getattr(part, "mode", Mode.OFF) is not Mode.OFF)
+        return self.changed(dict.fromkeys(on, Mode.STOP))
+
+
+def _listed(part: object) -> str:
+    return ", ".join(f.name for f in fields(part))  # type: ignore[arg-type]
+
+
+def _plain(part: object) -> dict[str, object]:
+    return {f.name: getattr(part, f.name) for f in fields(part)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
