@@ -126,18 +126,8 @@ async def _called(world: World, x: Exchange) -> Opened:
 
 async def _abandon(world: World, x: Exchange, task: asyncio.Task[Opened]) -> None:
     """The client left before the answer began: by the provider's policy wait for it or stop it; either way it is
-    posted, and only then has it left its place."""
+    posted."""
     x.client_gone = True
-    try:
-        opened = await _late(world, x, task)
-        if opened is not None and opened.meter is not None:
-            await meter.abandon_stream(world, x, opened)
-    finally:
-        admit.leave(world, x)
-
-
-async def _late(world: World, x: Exchange, task: asyncio.Task[Opened]) -> Opened | None:
-    """The answer that nobody waits for any more; None if there is none, which was posted where it failed."""
     # Before the first attempt is sent and between attempts there is nothing that a provider would bill.
     bills_on = x.calling is not None and x.calling.provider.on_disconnect is OnDisconnect.DRAIN
     drain = bills_on and world.drains.acquire()
@@ -145,12 +135,14 @@ async def _late(world: World, x: Exchange, task: asyncio.Task[Opened]) -> Opened
         if not drain:
             task.cancel()
         async with asyncio.timeout(world.policy.drain_s):
-            return await task
+            opened = await task
     except (GatewayError, TimeoutError, asyncio.CancelledError):
-        return None
+        return  # posted where it failed
     finally:
         if drain:
             world.drains.release()
+    if opened.meter is not None:
+        await meter.abandon_stream(world, x, opened)
 
 
 def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]:
