@@ -52,7 +52,6 @@ def settings_for(store_url: str, state_dir: Path, provider_url: str, **provider_
         database_url=store_url,
         providers={"demo": demo},
         catalog=Catalog.of(deployments, settings.catalog.default_tier),
-        drain_s=5.0,
     )
 
 
@@ -97,6 +96,7 @@ async def running(
     bills_after_disconnect: str = "drain",
     first_token_delay_s: float = 0.0,
     chunk_delay_s: float = 0.0,
+    drain_s: float = 5.0,
     **provider_changes: Any,
 ) -> AsyncIterator[Running]:
     """A gateway on a migrated store. `provider_changes` are fields of `core.catalog.Provider`.
@@ -112,6 +112,7 @@ async def running(
     with tempfile.TemporaryDirectory(prefix="tollhouse-test-") as directory:
         async with provider:
             settings = settings_for(store_url, Path(directory), provider.base_url, **provider_changes)
+            settings = dataclasses.replace(settings, drain_s=drain_s)
             async with App(settings, replica_id="test", reconcile_every_s=_NEVER_S, access_log=False) as app:
                 accounts = Accounts(app.database, actor="test")
                 await accounts.ensure_defaults()
