@@ -33,8 +33,10 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
         raise RuntimeError("pump needs an opened stream")
     finish, error = "", ""
     gone = True
+    begun = False
     try:
         yield b""
+        begun = True
         yield o.first
         async for data in chunks:
             out = meter.feed(data)
@@ -56,15 +58,19 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
     finally:
         # No await here: this runs while the generator is being closed, possibly under cancellation.
         if gone:
-            world.spawn(abandon_stream(world, x, o), "abandon")
+            # Codex and others hang up on the last event, without waiting for the end of the body.
+            world.spawn(abandon_stream(world, x, o, sent_all=begun and meter.complete), "abandon")
         else:
             admit.leave(world, x)
             settle.post(world, o.attempt, stream_outcome(world, x, o, finish, error))
             world.spawn(o.answer.close(), "close")
 
 
-async def abandon_stream(world: World, x: Exchange, o: Opened) -> None:
-    """The client is gone in mid-stream: read on or stop, as the provider bills, then post."""
+async def abandon_stream(world: World, x: Exchange, o: Opened, *, sent_all: bool = False) -> None:
+    """The client is gone: read on or stop, as the provider bills, then post.
+
+    `sent_all`: it was sent the last event before, so nothing is missing on its side and nothing went wrong.
+    """
     meter = o.meter
     if meter is None:
         raise RuntimeError("abandon_stream needs an opened stream")
@@ -87,7 +93,8 @@ async def abandon_stream(world: World, x: Exchange, o: Opened) -> None:
             ending = _ending(world, o, meter, "client_gone", "client_gone", "")
             settle.post(world, o.attempt, settle.free(ending))
         else:
-            settle.post(world, o.attempt, stream_outcome(world, x, o, "client_gone", "client_gone"))
+            gone = "" if sent_all else "client_gone"
+            settle.post(world, o.attempt, stream_outcome(world, x, o, gone, gone))
 
 
 def stream_outcome(world: World, x: Exchange, o: Opened, finish: str, error: str) -> Outcome:

@@ -6,19 +6,20 @@ import asyncio
 import json
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import pytest
 
 from gateway.core.catalog import OnDisconnect, Wire
-from gateway.core.entry import Kind
+from gateway.core.entry import Attempt, Granted, Kind, Refused
 from gateway.core.usage import Quality, Usage
 from gateway.edge.server import Done, EdgeOptions
 from gateway.pipeline.exchange import Policy
 from tests.support.raw_client import RawClient
 from tests.support.recorder import CHAT_USAGE, RESPONSES_USAGE, chat_chunks, messages_events, named, sse
-from tests.support.small_world import KEY, SmallWorld, deployment, provider
+from tests.support.small_world import KEY, MemoryLedger, SmallWorld, deployment, provider
 from tests.support.sockets import connections, limit_send_buffers
 from tests.support.stepper import Asked, Stepper
 
@@ -46,6 +47,7 @@ class Dialect:
     body: bytes
     events: list[bytes]
     told_after: int
+    finish: str
 
 
 DIALECTS = {
@@ -54,18 +56,21 @@ DIALECTS = {
         json.dumps({**HI, "stream": True, "stream_options": {"include_usage": True}}).encode(),
         [*(sse(chunk) for chunk in chat_chunks(usage=True)), b"data: [DONE]\n\n"],
         told_after=4,
+        finish="stop",
     ),
     "messages": Dialect(
         "/v1/messages",
         json.dumps({**HI, "stream": True, "max_tokens": 100}).encode(),
         [named(event) for event in messages_events()],
         told_after=5,
+        finish="end_turn",
     ),
     "responses": Dialect(
         "/v1/responses",
         json.dumps({"model": "m", "input": "hi", "stream": True}).encode(),
         _responses(),
         told_after=4,
+        finish="completed",
     ),
 }
 
@@ -123,7 +128,9 @@ def _without_cost(event: bytes) -> bytes:
 
 
 def line(policy: OnDisconnect, dialect: Dialect, events: int) -> tuple[Kind, Quality, str, str]:
-    """What the ledger must say of a client that left after so many events."""
+    """What the ledger must say of a client that left after so many events; after the last one it has all it came for."""
+    if events == len(dialect.events):
+        return Kind.POST, Quality.EXACT, dialect.finish, ""
     if policy is OnDisconnect.DRAIN or events >= dialect.told_after:
         return Kind.POST, Quality.EXACT, "client_gone", "client_gone"
     if policy is OnDisconnect.CANCEL_FREE:
@@ -182,6 +189,36 @@ async def test_nobody_tries_again_for_a_client_that_is_gone() -> None:
         await leave(gw, upstream, replace(DIALECTS["chat"], events=[]), 0, "RST")
         assert await gw.settled() == [(1, Kind.CHARGE_UNKNOWN, "error", "upstream_lost")]
         assert upstream.waiting == 0
+
+
+class SlowLedger(MemoryLedger):
+    """Holds nothing before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def reserve(
+        self, attempt: Attempt, scopes: Sequence[str], amount_nano_usd: int | None, least: int | None
+    ) -> Granted | Refused:
+        self.asked.set()
+        await self.may_answer.wait()
+        return await super().reserve(attempt, scopes, amount_nano_usd, least)
+
+
+@pytest.mark.parametrize("policy", OnDisconnect)
+async def test_nothing_is_sent_for_a_client_that_left_before_its_hold(policy: OnDisconnect) -> None:
+    ledger, dones = SlowLedger(), Dones()
+    async with Stepper() as upstream, world(upstream, policy, dones, ledger=ledger) as gw:
+        async with asyncio.timeout(10), RawClient(gw.url, KEY) as client:
+            await client.post("/v1/chat/completions", DIALECTS["chat"].body)
+            await ledger.asked.wait()
+            client.reset()
+            assert (await dones.next()).client_gone
+            ledger.may_answer.set()
+            assert await gw.settled() == []
+        assert (upstream.waiting, ledger.holds) == (0, {})
 
 
 async def test_what_was_never_sent_costs_nothing() -> None:
