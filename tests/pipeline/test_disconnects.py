@@ -6,14 +6,14 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from gateway.core.catalog import OnDisconnect, Wire
-from gateway.core.entry import Attempt, Granted, Kind, Refused
+from gateway.core.entry import Granted, Kind, Refused
 from gateway.core.usage import Quality, Usage
 from gateway.edge.server import Done, EdgeOptions
 from gateway.pipeline.exchange import Policy
@@ -199,12 +199,10 @@ class SlowLedger(MemoryLedger):
         self.asked = asyncio.Event()
         self.may_answer = asyncio.Event()
 
-    async def reserve(
-        self, attempt: Attempt, scopes: Sequence[str], amount_nano_usd: int | None, least: int | None
-    ) -> Granted | Refused:
+    async def reserve(self, *ask: Any, **more: Any) -> Granted | Refused:
         self.asked.set()
         await self.may_answer.wait()
-        return await super().reserve(attempt, scopes, amount_nano_usd, least)
+        return await super().reserve(*ask, **more)
 
 
 @pytest.mark.parametrize("policy", OnDisconnect)
