@@ -1,61 +1,49 @@
 """Providers that speak OpenAI's or Anthropic's own protocol over HTTP.
 
-One aiohttp session per process: keep-alive, no cookies, no redirects, no retries (aiohttp repeats only
-idempotent methods, and every attempt must be one that the ledger knows).
+Everything of a request's head that does not change from call to call is rendered once per provider and
+operation; the rest is in `wire.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from collections.abc import AsyncIterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
-from multidict import CIMultiDict
-from yarl import URL
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
 
 from gateway import __version__
-from gateway.core.catalog import Deployment, Provider, Wire
-from gateway.core.errors import (
-    UpstreamError,
-    UpstreamLost,
-    UpstreamMalformed,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-)
-from gateway.ports import Unsent, Upstream, UpstreamAnswer, UpstreamCall
+from gateway.core.catalog import Operation, Provider, Wire
+from gateway.core.errors import UpstreamError
+from gateway.ports import Upstream, UpstreamAnswer, UpstreamCall
 from gateway.upstream.errors import classify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from gateway.upstream.wire import WireClient
+from gateway.upstream.wire_pool import Origin
+from gateway.upstream.wire_protocol import TimeLimits
 
 #: Sent when the client named no version: the one that all Anthropic-compatible servers know.
 ANTHROPIC_VERSION = "2023-06-01"
-#: uvicorn-based servers close idle connections at 5 s; a reused connection must be younger than that.
-LOCAL_KEEPALIVE_S = 4.0
 ERROR_BODY_BYTES_MAX = 64 << 10
+WRITE_TIMEOUT_S = 30.0
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_VALUES = re.compile(r"[\r\n\0]")
+_NOT_IN_TARGETS = re.compile(r"[^!-~]")
+#: They decide where a request ends and to whom it goes: no call may set them.
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "x-client-request-id"})
 
 
-class _Pieces(Payload):
-    """A request body in several pieces, written without joining them; may be written once or more."""
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One operation at one provider: where to send, and the lines of each call's head."""
 
-    def __init__(self, pieces: tuple[bytes | memoryview, ...]) -> None:
-        super().__init__(pieces, content_type="application/json")
-        self.begun = False  # before, aiohttp holds back the headers too: nothing has left
-        self._size = sum(len(p) for p in pieces)
-        self._autoclose = True
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return b"".join(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        self.begun = True
-        for piece in self._value:
-            await writer.write(piece)
+    provider: Provider
+    origin: Origin
+    path: bytes  # "POST /v1/chat/completions"
+    lines: Mapping[str, bytes]
+    head: bytes  # all of that up to the last line that is the same for each call
+    limits: TimeLimits
+    slow_limits: TimeLimits
 
 
 class HttpUpstream:
@@ -64,147 +52,124 @@ class HttpUpstream:
     `credentials` maps a credential's name to its secret; only this object and the litellm adapter hold them.
     """
 
-    def __init__(self, credentials: Mapping[str, str]) -> None:
+    def __init__(self, credentials: Mapping[str, str], *, tls: ssl.SSLContext | None = None) -> None:
         self._credentials = credentials
-        self._session: aiohttp.ClientSession | None = None
-        self._headers: dict[str, CIMultiDict[str]] = {}
-        self._urls: dict[str, URL] = {}
+        self._client = WireClient(tls)
+        self._targets: dict[tuple[str, Operation], _Target] = {}
 
     async def start(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=LOCAL_KEEPALIVE_S, ttl_dns_cache=60),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
-        )
+        self._client.start()
 
     async def stop(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.stop()
 
     async def open(self, call: UpstreamCall) -> UpstreamAnswer:
         """Send and wait for the headers. Raises `UpstreamUnreachable` (proof that nothing was sent),
-        `UpstreamLost` or `UpstreamTimeout` (the answer is lost, it may be billed)."""
-        if self._session is None:
-            raise RuntimeError("HttpUpstream.open before start")
+        `UpstreamLost`, `UpstreamTimeout` or `UpstreamMalformed` (the answer is lost, it may be billed); cancelled,
+        `Unsent` or a plain CancelledError."""
         provider = call.deployment.provider
-        first_byte_s = provider.slow_first_byte_timeout_s if call.slow else provider.first_byte_timeout_s
-        # The first byte is awaited by a timer of its own; between bytes a slow model may be silent as long.
-        silence_s = max(provider.idle_timeout_s, first_byte_s)
-        headers = self._base_headers(call.deployment).copy()
-        for name, value in call.headers:
-            headers[name] = value
-        headers["x-client-request-id"] = call.attempt_id
-        address = provider.base_url + call.operation.path
-        if call.query:
-            address = f"{address}?{call.query}"
-        url = self._urls.get(address)
-        if url is None:
-            url = URL(address, encoded=True)
-            if not call.query:
-                self._urls[address] = url
-        body = _Pieces(call.body)
-        try:
-            with _translated(f"no answer from the model provider within {first_byte_s:g} s"):
-                async with asyncio.timeout(first_byte_s):
-                    response = await self._session.post(
-                        url,
-                        data=body,
-                        headers=headers,
-                        allow_redirects=False,
-                        timeout=_timeouts(provider.connect_timeout_s, provider.total_timeout_s, silence_s),
-                    )
-        except asyncio.CancelledError:
-            if body.begun:
-                raise
-            raise Unsent from None
-        return _HttpAnswer(response)
-
-    def _base_headers(self, deployment: Deployment) -> CIMultiDict[str]:
-        provider = deployment.provider
-        headers = self._headers.get(provider.name)
-        if headers is None:
-            headers = self._headers[provider.name] = _auth_headers(provider, self._credentials)
-        return headers
+        target = self._targets.get((provider.name, call.operation))
+        if target is None or target.provider is not provider:  # a reload may give a name another address
+            target = _target(provider, call.operation, self._credentials)
+            self._targets[provider.name, call.operation] = target
+        limits = target.slow_limits if call.slow else target.limits
+        return await self._client.post(target.origin, _head(target, call), call.body, limits)
 
 
-@functools.lru_cache(maxsize=256)
-def _timeouts(connect_s: float, total_s: float, silence_s: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=silence_s)
-
-
-def _auth_headers(provider: Provider, credentials: Mapping[str, str]) -> CIMultiDict[str]:
-    headers = CIMultiDict(
-        {
-            "User-Agent": f"tollhouse/{__version__}",
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-        }
+def _head(target: _Target, call: UpstreamCall) -> bytes:
+    own = {name.lower(): _line(name, value) for name, value in call.headers}
+    if not own.keys().isdisjoint(_OURS):
+        raise _unsendable()
+    if call.query or not own.keys().isdisjoint(target.lines):
+        path = target.path + (b"?" + _as_target(call.query).encode() if call.query else b"")
+        kept = (line for name, line in target.lines.items() if name not in own)
+        head = b"".join((path, b" HTTP/1.1\r\n", *kept))
+    else:
+        head = target.head
+    attempt = _line("x-client-request-id", call.attempt_id)
+    return b"%s%s%scontent-length: %d\r\n\r\n" % (
+        head,
+        b"".join(own.values()),
+        attempt,
+        sum(map(len, call.body)),
     )
+
+
+def _line(name: str, value: str) -> bytes:
+    if _NAME.fullmatch(name) is None or _NOT_IN_VALUES.search(value) is not None:
+        raise _unsendable()
+    return f"{name}: {value}\r\n".encode(errors="surrogateescape")
+
+
+def _unsendable() -> UpstreamError:
+    return UpstreamError("a header cannot be sent to the model provider", billed=False, retryable=False)
+
+
+def _target(provider: Provider, operation: Operation, credentials: Mapping[str, str]) -> _Target:
+    origin, host, base = _place(provider.base_url)
+    path = f"POST {base}{operation.path}".encode()
+    lines = {"host": _line("host", host)}
+    for name, value in _auth_headers(provider, credentials).items():
+        lines[name] = _line(name, value)
+    first_byte_s, slow_s = provider.first_byte_timeout_s, provider.slow_first_byte_timeout_s
+
+    def limits(first_byte_s: float, silence_s: float) -> TimeLimits:
+        return TimeLimits(
+            provider.connect_timeout_s, WRITE_TIMEOUT_S, first_byte_s, silence_s, provider.total_timeout_s
+        )
+
+    return _Target(
+        provider,
+        origin,
+        path,
+        lines,
+        b"".join((path, b" HTTP/1.1\r\n", *lines.values())),
+        limits(first_byte_s, provider.idle_timeout_s),
+        limits(slow_s, max(provider.idle_timeout_s, slow_s)),
+    )
+
+
+def _place(base_url: str) -> tuple[Origin, str, str]:
+    """(where to connect, value of the host header, path without a slash at its end)."""
+    try:
+        parts = urlsplit(base_url)
+        host, port, tls = parts.hostname or "", parts.port, parts.scheme == "https"
+        if not host.isascii():
+            host = host.encode("idna").decode()
+    except ValueError as e:
+        raise _bad_url() from e
+    if not host or not (tls or parts.scheme == "http") or _NOT_IN_TARGETS.search(host):
+        raise _bad_url()
+    usual_port = 443 if tls else 80
+    named = f"[{host}]" if ":" in host else host
+    if port is not None and port != usual_port:
+        named = f"{named}:{port}"
+    return Origin(host, port or usual_port, tls), named, _as_target(parts.path.rstrip("/"))
+
+
+def _as_target(text: str) -> str:
+    """Percent-encode what may not stand in a request line; what is encoded already stays as it is."""
+    return _NOT_IN_TARGETS.sub(lambda found: quote(found[0], errors="surrogateescape"), text)
+
+
+def _bad_url() -> UpstreamError:
+    return UpstreamError("the deployment's base URL is not valid", billed=False)
+
+
+def _auth_headers(provider: Provider, credentials: Mapping[str, str]) -> dict[str, str]:
+    headers = {
+        "user-agent": f"tollhouse/{__version__}",
+        "content-type": "application/json",
+        "accept-encoding": "identity",
+    }
     secret = credentials.get(provider.credential, "")
     if provider.wire is Wire.ANTHROPIC:
         headers["anthropic-version"] = ANTHROPIC_VERSION
         if secret:
             headers["x-api-key"] = secret
     elif secret:
-        headers["Authorization"] = f"Bearer {secret}"
+        headers["authorization"] = f"Bearer {secret}"
     return headers
-
-
-class _HttpAnswer:
-    """`ports.UpstreamAnswer` over one aiohttp response."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers  # case-insensitive: lower-case look-ups work
-
-    async def read(self, limit: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in self.chunks():
-            size += len(part)
-            if size > limit:
-                raise UpstreamMalformed(f"the model provider's answer is larger than {limit} bytes")
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """May be abandoned and called again: it goes on where the last one stopped."""
-        content = self._response.content
-        with _translated("the model provider fell silent in the middle of its answer"):
-            while True:
-                data = await content.readany()
-                if not data:
-                    return
-                yield data
-
-    async def close(self) -> None:
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
-
-
-@contextmanager
-def _translated(on_timeout: str) -> Iterator[None]:
-    """Turn aiohttp's exceptions into ours: no foreign exception leaves this module."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
-        raise UpstreamUnreachable(billed=False) from e
-    except TimeoutError as e:  # first byte, or aiohttp's SocketTimeoutError between bytes
-        raise UpstreamTimeout(on_timeout, billed=None) from e
-    except aiohttp.InvalidURL as e:
-        raise UpstreamError("the deployment's base URL is not valid", billed=False, retryable=True) from e
-    except aiohttp.ClientPayloadError as e:
-        raise UpstreamLost("the model provider cut the connection in the middle of its answer") from e
-    except (aiohttp.ClientResponseError, aiohttp.http_exceptions.HttpProcessingError) as e:
-        raise UpstreamMalformed("the model provider's answer is not valid HTTP", billed=None) from e
-    except (aiohttp.ClientError, OSError) as e:
-        raise UpstreamLost() from e
 
 
 class Upstreams:
