@@ -47,6 +47,7 @@ async def test_what_runs_may_finish_and_nothing_new_begins(store: str) -> None:
                 await idle.body(int(headers["content-length"]))
                 leaving = asyncio.create_task(gw.app.__aexit__())
                 assert await idle.ended()  # it was kept alive, and is closed at once
+                assert gw.app.edge.in_flight == 1
             with pytest.raises(aiohttp.ClientConnectionError):
                 await gw.http.post(CHAT, data=body(stream=False))
             events = []
