@@ -107,8 +107,13 @@ class Edge:
         self._on_fault = on_fault
         self._live = LiveStreams(monotonic, options.keep_alive_s, options.slow_client_s)
         self._runner: web.ServerRunner | None = None
+        self._busy: set[web.RequestHandler] = set()  # connections with a request under way
         self.port = 0
-        self.in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being served."""
+        return len(self._busy)
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Listen. Port 0 picks a free one; `self.port` then tells which."""
@@ -137,7 +142,11 @@ class Edge:
         for site in list(self._runner.sites):
             await site.stop()
         if self._runner.server is not None:
-            self._runner.server.pre_shutdown()  # idle connections now, the others after their request
+            for connection in self._runner.server.connections:
+                if connection in self._busy:
+                    connection.close()  # after its request
+                else:
+                    connection.force_close()
         await self._idle(timeout_s)
         self._live.stop()
         await self._runner.cleanup()
@@ -158,7 +167,7 @@ class Edge:
             self._new_request_id(), request.method, request.path, steps, request.headers.get("traceparent")
         )
         target = resolve(request.rel_url.raw_path, "anthropic-version" in request.headers)
-        self.in_flight += 1
+        self._busy.add(request.protocol)
         try:
             return await self._answer(request, target, steps, done)
         except GatewayError as error:
@@ -178,7 +187,7 @@ class Edge:
             )
             return self._refuse(request, unknown, target, done)
         finally:
-            self.in_flight -= 1
+            self._busy.discard(request.protocol)
             self._on_done(done)
 
     async def _answer(
