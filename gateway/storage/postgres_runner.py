@@ -100,6 +100,10 @@ class PostgresRunner:
             if connection is not None:
                 connection.terminate()
             raise StoreDown(str(e) or type(e).__name__) from e
+        except BaseException:
+            if connection is not None:
+                connection.terminate()
+            raise
         return connection
 
 
