@@ -7,6 +7,7 @@ call is not on the hot path.
     wire.py            one exchange: `WireClient.post` -> `WireAnswer`
     wire_pool.py       which connection carries it
     wire_protocol.py   bytes, framing, time-outs, back-pressure
+    wire_message.py    pieces of a request, headers of an answer
 """
 
 from __future__ import annotations

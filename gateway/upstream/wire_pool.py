@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import ssl
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.core.errors import UpstreamUnreachable
@@ -37,20 +38,39 @@ class _Place:
 
     __slots__ = ("addresses", "idle", "keepalive_s", "known_until_s", "lookup", "origin")
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, keepalive_s: float) -> None:
         self.origin = origin
-        self.keepalive_s = TLS_KEEPALIVE_S if origin.tls else PLAIN_KEEPALIVE_S
+        self.keepalive_s = keepalive_s
         self.idle: deque[Connection] = deque()  # oldest first
-        self.addresses: tuple[str, ...] = ()
+        self.addresses: Sequence[str] = ()
         self.known_until_s = 0.0
         self.lookup = asyncio.Lock()
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """The host's addresses in the system's order. Raises `OSError` if there are none."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 class Pool:
     """`take` a connection (or `connect`), then `give` it back: kept if reusable, else aborted."""
 
-    def __init__(self, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        resolve: Resolve = resolve,
+        *,
+        plain_keepalive_s: float = PLAIN_KEEPALIVE_S,
+        tls_keepalive_s: float = TLS_KEEPALIVE_S,
+    ) -> None:
         self._tls = tls
+        self._plain_keepalive_s = plain_keepalive_s
+        self._tls_keepalive_s = tls_keepalive_s
+        self._resolve = resolve
         self._loop = asyncio.get_running_loop()
         self._places: dict[Origin, _Place] = {}
         self._open: set[Connection] = set()
@@ -104,7 +124,8 @@ class Pool:
     def _place(self, origin: Origin) -> _Place:
         place = self._places.get(origin)
         if place is None:
-            place = self._places[origin] = _Place(origin)
+            keepalive_s = self._tls_keepalive_s if origin.tls else self._plain_keepalive_s
+            place = self._places[origin] = _Place(origin, keepalive_s)
         return place
 
     async def _connect(self, place: _Place) -> Connection:
@@ -138,15 +159,12 @@ class Pool:
         self._open.add(connection)
         return connection
 
-    async def _addresses(self, place: _Place) -> tuple[str, ...]:
+    async def _addresses(self, place: _Place) -> Sequence[str]:
         with contextlib.suppress(ValueError):
             return (str(ipaddress.ip_address(place.origin.host)),)
         async with place.lookup:
             if self._loop.time() >= place.known_until_s:
-                found = await self._loop.getaddrinfo(
-                    place.origin.host, place.origin.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-                )
-                place.addresses = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+                place.addresses = await self._resolve(place.origin.host, place.origin.port)
                 place.known_until_s = self._loop.time() + DNS_TTL_S
             return place.addresses
 

@@ -9,28 +9,25 @@ from __future__ import annotations
 import asyncio
 import math
 import select
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast, overload
+from typing import cast
 
 import httptools
 
 from gateway.core.errors import UpstreamError, UpstreamLost, UpstreamMalformed, UpstreamTimeout
+from gateway.upstream.wire_message import Headers, runs
 
 #: Head of an answer, or bytes in a row that bring no body (interim answers, chunk extensions, trailers).
 HEAD_BYTES_MAX = 64 << 10
 #: Reading pauses above this; whoever reads takes everything, so it goes on from an empty buffer.
 BUFFERED_BYTES_MAX = 256 << 10
-#: A request up to this size is one write; in larger ones, pieces of at least `LARGE_PIECE_BYTES` are not copied.
+#: A request up to this size is one write.
 ONE_WRITE_BYTES_MAX = 64 << 10
-LARGE_PIECE_BYTES = 16 << 10
 #: Timers fire up to a loop's clock tick early.
 TICK_S = 0.001
 
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +42,6 @@ class TimeLimits:
 
 
 _NO_LIMITS = TimeLimits(math.inf, math.inf, math.inf, math.inf, math.inf)
-
-
-class Headers(Mapping[str, str]):
-    """Headers of an answer: any case finds them, lower-case names come out. Repeated ones are joined by ", "."""
-
-    __slots__ = ("_raw",)
-
-    def __init__(self) -> None:
-        self._raw: dict[bytes, bytes] = {}
-
-    def add(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        before = self._raw.get(name)
-        self._raw[name] = value if before is None else before + b", " + value
-
-    def raw(self, name: bytes) -> bytes | None:
-        return self._raw.get(name)
-
-    def __getitem__(self, name: str) -> str:
-        return self._raw[name.lower().encode()].decode("latin-1")
-
-    @overload
-    def get(self, name: str, /) -> str | None: ...
-    @overload
-    def get(self, name: str, /, default: str | T) -> str | T: ...
-    def get(self, name: str, /, default: object = None) -> object:
-        value = self._raw.get(name.lower().encode())
-        return default if value is None else value.decode("latin-1")
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.decode("latin-1") for name in self._raw)
-
-    def __len__(self) -> int:
-        return len(self._raw)
 
 
 class _Refused(Exception):
@@ -188,7 +151,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self._writing = True
         self._arm(self._loop.time() + self._limits.write_s)
-        for run in _runs(head, body):
+        for run in runs(head, body):
             transport.write(run)
             while self._writing_paused and not self._unwanted():
                 await self._wait()
@@ -303,6 +266,11 @@ class Connection(asyncio.Protocol):
         lost.__cause__ = why
         self._fail(lost)
 
+    def _fail_malformed(self, why: str, cause: Exception | None) -> None:
+        malformed = UpstreamMalformed(f"the model provider's answer {why}", billed=None)
+        malformed.__cause__ = cause
+        self._fail(malformed)
+
     def _complete(self) -> None:
         self.done = True
         self._deadline_s = math.inf
@@ -311,12 +279,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._poll.register(sock.fileno(), select.POLLIN)
+        # Both loops have set TCP_NODELAY.
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        if not self.busy or self.done:  # nobody asked: whatever it is, it may not become the next answer
+        if not self.busy or self.done or self.fault is not None:  # it may not become another one's answer
             self._keep_alive = False
             self.abort()
             return
@@ -326,7 +293,7 @@ class Connection(asyncio.Protocol):
         except _PARSER_ERRORS as e:
             self._keep_alive = False
             why = e.__context__ if isinstance(e.__context__, _Refused) else "is not valid HTTP"
-            self._fail(UpstreamMalformed(f"the model provider's answer {why}", billed=None))
+            self._fail_malformed(str(why), e)
             self._wake()
             return
         if self._buffered != before:
@@ -334,7 +301,7 @@ class Connection(asyncio.Protocol):
         elif not self.done:
             self._barren += len(data)
             if self._barren > HEAD_BYTES_MAX:
-                self._fail(UpstreamMalformed(f"the model provider's answer {_TOO_LARGE}", billed=None))
+                self._fail_malformed(_TOO_LARGE, None)
                 return
         if self.done:
             self._wake()
@@ -427,18 +394,3 @@ class Connection(asyncio.Protocol):
 
 
 _TOO_LARGE = f"has more than {HEAD_BYTES_MAX >> 10} KiB of headers"
-
-
-def _runs(head: bytes, body: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The request in order: small neighbours joined, large pieces as they are."""
-    small: list[bytes | memoryview] = [head]
-    for piece in body:
-        if len(piece) < LARGE_PIECE_BYTES:
-            small.append(piece)
-            continue
-        if small:
-            yield b"".join(small)
-            small = []
-        yield piece
-    if small:
-        yield b"".join(small)
