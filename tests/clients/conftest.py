@@ -26,7 +26,8 @@ async def demo() -> AsyncIterator[DemoProvider]:
 async def gw(demo: DemoProvider) -> AsyncIterator[SmallWorld]:
     at = provider(demo.base_url, Wire.DEMO)
     plays = {GPT: "demo-fast", CLAUDE: "demo-large", EMBED: "demo-embed"}
-    async with SmallWorld([deployment(at, name, played) for name, played in plays.items()]) as gw:
+    served = [deployment(at, name, played, aliases=(f"up/{name}",)) for name, played in plays.items()]
+    async with SmallWorld(served) as gw:
         yield gw
 
 
