@@ -51,10 +51,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     sign: bytes  # what it did and what came of it
     prompted: bytes  # hash of what was said to the model before it; b"" = nothing, or it opens the history
     calls: tuple[Call, ...]  # () = the model only spoke
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.calls) and all(call.failed for call in self.calls)
+    failed: bool  # it made calls, and none of them worked
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -180,9 +177,10 @@ def _made(prompted: bytes, pieces: Sequence[_Piece]) -> Turn:
         found[b"\0".join((name, arguments, result))] = Call(tool, arguments, result, failed)
     if not found:
         text = next(piece.text for piece in pieces)
-        return Turn(text, text, prompted, ())
+        return Turn(text, text, prompted, (), False)
     sign = _hash(b"\1".join(sorted(found)))
-    return Turn(_hash(b"\1".join(marks)), sign, prompted, tuple(found.values()))
+    failed = all(call.failed for call in found.values())
+    return Turn(_hash(b"\1".join(marks)), sign, prompted, tuple(found.values()), failed)
 
 
 # --- messages of the three dialects -------------------------------------------------------------------

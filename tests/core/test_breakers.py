@@ -40,11 +40,11 @@ NUDGE = b"nudge"
 def turn(name: str, number: int = 0, *, failed: bool = False, prompted: bytes = b"") -> Turn:
     """Turns of one name are alike; the number says which of them it is."""
     call = Call(name, b"arguments", b"result", failed)
-    return Turn(f"{name}#{number}".encode(), name.encode(), prompted, (call,))
+    return Turn(f"{name}#{number}".encode(), name.encode(), prompted, (call,), failed)
 
 
 def words(name: str, prompted: bytes = b"") -> Turn:
-    return Turn(name.encode(), name.encode(), prompted, ())
+    return Turn(name.encode(), name.encode(), prompted, (), False)
 
 
 class Task:

@@ -147,4 +147,4 @@ def failures(ring: Ring, window: int) -> Failures:
             break
         in_row, since = in_row + 1, seen
     last = called[-window:]
-    return Failures(in_row, sum(seen.turn.failed for seen in last), len(last), since)
+    return Failures(in_row, len([1 for seen in last if seen.turn.failed]), len(last), since)

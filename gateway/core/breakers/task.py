@@ -114,11 +114,15 @@ def _asked(
 ) -> tuple[TaskState, tuple[Verdict, ...]]:
     began_ms = min(t for t in (state.began_ms, asked.began_ms, now_ms) if t is not None)
     upstream, open_for_s = _admitted(state.upstream, policy.upstream_errors, now_ms)
-    state = replace(
-        state,
-        threads=extend(state.threads, asked.tail.turns, now_ms),
-        began_ms=began_ms,
-        upstream=upstream,
+    # Spelled out: for every request, and several times as fast as dataclasses.replace.
+    state = TaskState(
+        extend(state.threads, asked.tail.turns, now_ms),
+        state.steps,
+        began_ms,
+        upstream,
+        state.spend,
+        state.children,
+        state.told,
     )
     # A request without a past (a title, a new beginning) repeats nothing, whatever came before it.
     ring = state.threads[0] if asked.tail.turns else ()
