@@ -43,6 +43,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Since = Annotated[
     str | None, typer.Option(help="From this UTC day or moment on: 2026-11-30, 2026-11-30T12:00.")
 ]
+Window = Annotated[str, typer.Option(help="lifetime, hour, day, week, month, 30d ...")]
+Zone = Annotated[str, typer.Option(help="Time zone of a calendar window: Europe/Berlin.")]
+Unit = Annotated[str, typer.Option(help="usd, input_tokens, output_tokens or calls.")]
 Until = Annotated[str | None, typer.Option(help="Until before this UTC day or moment.")]
 
 
@@ -220,17 +223,43 @@ def teams_list(config: Config = None, as_json: Json = False) -> int:
 @budgets.command("set")
 def budgets_set(
     scope: Annotated[str, typer.Argument(help="tenant:<id>, team:<id>, key:<id> or task:<id>.")],
-    limit: Annotated[str, typer.Argument(help='Dollars: "12.50".')],
+    limit: Annotated[str, typer.Argument(help='Dollars ("12.50"), or a number of tokens or calls.')],
     config: Config = None,
-    window: Annotated[str, typer.Option(help="lifetime, hour, day, week, month, 30d ...")] = "month",
-    zone: Annotated[str, typer.Option(help="Time zone of a calendar window: Europe/Berlin.")] = "UTC",
-    on_exceed: Annotated[str, typer.Option(help="error, or warn to let requests through.")] = "error",
+    window: Window = "month",
+    zone: Zone = "UTC",
+    on_exceed: Annotated[
+        str, typer.Option(help="error, summarize, soft_stop, or warn to let through.")
+    ] = "error",
+    unit: Unit = "usd",
+    shadow: Annotated[bool, typer.Option("--shadow", help="Refuse nothing; count what would be.")] = False,
     as_json: Json = False,
 ) -> int:
     """Set or change a budget; a running gateway follows within a second."""
     from gateway.commands import budgets
 
-    return budgets.put(config, scope, limit, budgets.Rule(window, zone, on_exceed), as_json)
+    rule = budgets.Rule(window, zone, on_exceed, unit, shadow)
+    return budgets.put(config, scope, limit, rule, as_json)
+
+
+@budgets.command("adjust")
+def budgets_adjust(
+    scope: Annotated[str, typer.Argument(help="tenant:<id>, team:<id>, key:<id> or task:<id>.")],
+    limit: Annotated[str, typer.Argument(help='The new limit: dollars ("12.50"), or tokens or calls.')],
+    reason: Annotated[str, typer.Option(help="Why; kept in the audit trail.")],
+    config: Config = None,
+    until: Annotated[
+        str | None, typer.Option(help="A UTC day or moment; the old limit is back then.")
+    ] = None,
+    window: Window = "lifetime",
+    zone: Zone = "UTC",
+    unit: Unit = "usd",
+    as_json: Json = False,
+) -> int:
+    """Raise or lower a limit; a task that waited for money goes on."""
+    from gateway.commands import budgets
+
+    rule = budgets.Rule(window, zone, unit=unit)
+    return budgets.adjust(config, scope, limit, rule, reason, until, as_json)
 
 
 @budgets.command("list")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gateway.core.catalog import Deployment, Operation
-from gateway.core.entry import Attempt, Granted, Outcome, Refused, Settled
+from gateway.core.entry import Amounts, Attempt, Granted, Outcome, Refused, Settled
 from gateway.core.identity import Caller, KeyRecord
 
 
@@ -43,12 +43,16 @@ class Ledger(Protocol):
         self,
         attempt: Attempt,
         scopes: Sequence[str],
-        amount_nano_usd: int | None,
-        min_amount_nano_usd: int | None,
+        ask: Amounts,
+        least: Amounts,
+        *,
+        landing: bool = False,
     ) -> Granted | Refused:
-        """Commit a hold of at most `amount` and at least `min_amount` in all scopes, or nothing at all.
+        """Commit a hold in all budgets of all scopes, or nothing at all: of dollars and output tokens at most `ask`
+        and at least `least`, of input tokens and calls as asked.
 
-        None = the attempt cannot be bounded: refused by any hard budget, else held with amount 0.
+        None = the attempt cannot be bounded in that unit: refused by any hard budget in it, else held as 0.
+        `landing`: the last answer of a task whose budget is used up; it may use what the budget keeps back for it.
 
         Store down: raises `LedgerUnavailable`; nothing may be sent upstream.
         """

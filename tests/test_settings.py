@@ -283,7 +283,7 @@ rules:
     assert settings.teams == (
         TeamSpec("research", "acme", ("large",), RateLimit(requests_per_min=60), 2_000_000_000),
     )
-    assert [(b.scope, b.limit_nano_usd, b.window, str(b.on_exceed)) for b in settings.budgets] == [
+    assert [(b.scope, b.limit, b.window, str(b.on_exceed)) for b in settings.budgets] == [
         ("team:research", 500_000_000_001, "30d", "warn"),
         ("tenant:acme", 1_000_000_000_000, "month", "error"),
     ]

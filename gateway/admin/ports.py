@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.core.budget import Budget, OnExceed
+from gateway.core.budget import Budget, BudgetMode, OnExceed
 from gateway.core.catalog import Catalog
+from gateway.core.entry import Unit
 from gateway.core.identity import KeyRecord, RateLimit
 
 
@@ -130,7 +131,17 @@ class Accounts(Protocol):
     async def list_budgets(self) -> Sequence[Budget]: ...
 
     async def set_budget(
-        self, scope: str, limit_nano_usd: int, window: str, on_exceed: OnExceed, zone: str
+        self,
+        scope: str,
+        limit: int,
+        window: str,
+        on_exceed: OnExceed,
+        zone: str,
+        *,
+        unit: Unit,
+        mode: BudgetMode,
+        alert_percents: tuple[int, ...],
+        landing_percent: int | None,
     ) -> Budget: ...
 
     async def list_tasks(

@@ -11,7 +11,6 @@ from gateway.admin.ports import Accounts, AdminDeps
 from gateway.admin.problems import Fault, Problem, invalid, not_found
 from gateway.admin.schemas import (
     BudgetIn,
-    BudgetOut,
     DeploymentOut,
     KeyCreated,
     KeyIn,
@@ -21,6 +20,7 @@ from gateway.admin.schemas import (
     TeamIn,
     TeamOut,
     UsageOut,
+    budget_out,
     entry_out,
 )
 
@@ -95,10 +95,11 @@ async def create_key(call: Call) -> Reply:
         # If this fails, the key without a budget stays behind, but nobody was ever told its text.
         await call.accounts.set_budget(
             f"key:{record.key_id}",
-            wanted.budget.limit_usd,
+            wanted.budget.limit,
             wanted.budget.window,
             wanted.budget.on_exceed,
             "UTC",
+            **wanted.budget.more(),
         )
     return Reply({**_shown(KeyOut.of(record)), **_shown(KeyCreated(key=text))}, 201)
 
@@ -110,16 +111,16 @@ async def revoke_key(call: Call) -> Reply:
 async def list_budgets(call: Call) -> Reply:
     scope = call.query.get("scope", "")
     budgets = [b for b in await call.accounts.list_budgets() if scope in ("", b.scope)]
-    return _page([_shown(BudgetOut.of(budget)) for budget in budgets])
+    return _page([budget_out(budget) for budget in budgets])
 
 
 async def set_budget(call: Call) -> Reply:
     """Give a scope a budget, or change its limit; what was spent stays spent."""
     wanted = BudgetIn.model_validate(call.body)
     budget = await call.accounts.set_budget(
-        wanted.scope, wanted.limit_usd, wanted.window, wanted.on_exceed, wanted.zone
+        wanted.scope, wanted.limit, wanted.window, wanted.on_exceed, wanted.zone, **wanted.more()
     )
-    return Reply(_shown(BudgetOut.of(budget)))
+    return Reply(budget_out(budget))
 
 
 # --- what happened --------------------------------------------------------------------------------------------

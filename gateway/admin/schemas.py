@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -14,11 +14,13 @@ from pydantic import (
     Field,
     PlainSerializer,
     StringConstraints,
+    model_validator,
 )
 
 from gateway.admin.ports import TaskRow, TeamRow, UsageRow
-from gateway.core.budget import Budget, OnExceed
+from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, Budget, BudgetMode, OnExceed
 from gateway.core.catalog import Deployment, Operation
+from gateway.core.entry import Unit
 from gateway.core.identity import KeyRecord, RateLimit
 from gateway.core.money import MAX_NANO_USD, PICO_PER_NANO, pico_from_usd_text, usd_text
 from gateway.core.windows import parse_window
@@ -110,10 +112,49 @@ class TeamIn(In):
     limits: Limits = Limits()
 
 
+Amount = Annotated[int, Field(ge=0, le=AMOUNT_MAX)]
+
+
 class BudgetAmount(In):
-    limit_usd: NanoUsd
+    """Exactly one limit, whose name says its unit."""
+
+    limit_usd: NanoUsd | None = None
+    limit_input_tokens: Amount | None = None
+    limit_output_tokens: Amount | None = None
+    limit_calls: Amount | None = None
     window: Window = "month"
     on_exceed: Annotated[OnExceed, Field(strict=False)] = OnExceed.ERROR
+    mode: Annotated[BudgetMode, Field(strict=False)] = BudgetMode.ENFORCE
+    alerts: list[Annotated[int, Field(ge=1, le=100)]] = list(ALERT_PERCENTS)
+    landing_percent: Annotated[int, Field(ge=0, le=50)] | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        given = [f"limit_{unit}" for unit in Unit if getattr(self, f"limit_{unit}") is not None]
+        if len(given) != 1:
+            names = ", ".join(f"limit_{unit}" for unit in Unit)
+            raise ValueError(
+                f"give exactly one of {names}" + (f", not {' and '.join(given)}" if given else "")
+            )
+        return self
+
+    @property
+    def unit(self) -> Unit:
+        return next(unit for unit in Unit if getattr(self, f"limit_{unit}") is not None)
+
+    @property
+    def limit(self) -> int:
+        limit: int = getattr(self, f"limit_{self.unit}")
+        return limit
+
+    def more(self) -> dict[str, Any]:
+        """What `Accounts.set_budget` takes by name."""
+        return {
+            "unit": self.unit,
+            "mode": self.mode,
+            "alert_percents": tuple(self.alerts),
+            "landing_percent": self.landing_percent,
+        }
 
 
 class KeyIn(In):
@@ -189,34 +230,32 @@ class TeamOut(Out):
         )
 
 
-class BudgetOut(Out):
-    """Where a budget stands now. `left_usd` is negative after a breach or a lowered limit."""
-
-    scope: str
-    window: str
-    zone: str
-    limit_usd: UsdOut
-    spent_usd: UsdOut
-    held_usd: UsdOut
-    left_usd: UsdOut
-    on_exceed: OnExceed
-    window_start: InstantOut
-    window_end: InstantOut
-
-    @classmethod
-    def of(cls, budget: Budget) -> BudgetOut:
-        return cls(
-            scope=budget.scope,
-            window=budget.window,
-            zone=budget.zone,
-            limit_usd=budget.limit_nano_usd,
-            spent_usd=budget.spent_nano_usd,
-            held_usd=budget.reserved_nano_usd,
-            left_usd=budget.room_nano_usd,
-            on_exceed=budget.on_exceed,
-            window_start=budget.window_start_ms,
-            window_end=budget.window_end_ms,
-        )
+def budget_out(budget: Budget) -> dict[str, Any]:
+    """Where a budget stands now. Amounts end in its unit: `limit_usd` as text, `limit_calls` as a number; `left` is
+    negative after a breach or a lowered limit.
+    """
+    amounts = {
+        "limit": budget.limit,
+        "spent": budget.spent,
+        "held": budget.reserved,
+        "left": budget.left,
+        "landing": budget.landing,
+    }
+    usd = budget.unit is Unit.USD
+    return {
+        "scope": budget.scope,
+        "unit": budget.unit.value,
+        "window": budget.window,
+        "zone": budget.zone,
+        **{f"{name}_{budget.unit}": usd_text(n) if usd else n for name, n in amounts.items()},
+        "on_exceed": budget.on_exceed.value,
+        "mode": budget.mode.value,
+        "would_refuse": budget.would_refuse,
+        "alerts": list(budget.alert_percents),
+        "override_until": instant(budget.override_until_ms),
+        "window_start": instant(budget.window_start_ms),
+        "window_end": instant(budget.window_end_ms),
+    }
 
 
 class DeploymentOut(Out):

@@ -10,51 +10,70 @@ from typing import Any
 from gateway.commands.database import Desk, at_desk
 from gateway.commands.output import (
     OperatorError,
-    dollars,
+    amount,
     moment,
+    ms_from_day,
     nano_from_usd,
     print_json,
     print_table,
     say,
 )
-from gateway.core.budget import Budget, OnExceed, resets_ms
+from gateway.core.budget import AMOUNT_MAX, Budget, BudgetMode, OnExceed, resets_ms
+from gateway.core.entry import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a budget starts anew, and what happens when it is used up; as asked for on the command line."""
+    """When a budget starts anew, what it counts, and what happens when it is used up; as asked for on the command
+    line.
+    """
 
     window: str
     zone: str
-    on_exceed: str
+    on_exceed: str = OnExceed.ERROR
+    unit: str = Unit.USD
+    shadow: bool = False
 
 
 def put(path: Path | None, scope: str, limit: str, rule: Rule, as_json: bool) -> int:
-    limit_nano_usd = nano_from_usd(limit)
+    unit = _unit(rule.unit)
+    most = _limit(limit, unit)
     try:
         on_exceed = OnExceed(rule.on_exceed)
     except ValueError:
         raise OperatorError(
             f"--on-exceed must be one of {', '.join(OnExceed)}, not {rule.on_exceed!r}"
         ) from None
+    mode = BudgetMode.SHADOW if rule.shadow else BudgetMode.ENFORCE
 
     async def act(desk: Desk) -> Budget:
         # It would last until the next start only.
-        same = (scope, rule.window, rule.zone)
-        if any((b.scope, b.window, b.zone) == same for b in desk.settings.budgets):
+        same = (scope, rule.window, rule.zone, unit)
+        if any((b.scope, b.window, b.zone, b.unit) == same for b in desk.settings.budgets):
             raise OperatorError(
                 f"the budget of {scope} per {rule.window} is declared in {desk.settings.file}"
             )
-        return await desk.accounts.set_budget(scope, limit_nano_usd, rule.window, on_exceed, rule.zone)
-
-    budget = at_desk(path, act)
-    if as_json:
-        print_json(document(budget))
-    else:
-        say(
-            f"{budget.scope} may spend {dollars(budget.limit_nano_usd)} per {budget.window}, {_left(budget)} left"
+        return await desk.accounts.set_budget(
+            scope, most, rule.window, on_exceed, rule.zone, unit=unit, mode=mode
         )
-    return 0
+
+    return _said(at_desk(path, act), as_json)
+
+
+def adjust(
+    path: Path | None, scope: str, limit: str, rule: Rule, reason: str, until: str | None, as_json: bool
+) -> int:
+    """Another limit for an existing budget, for good or until a UTC day or moment."""
+    unit = _unit(rule.unit)
+    most = _limit(limit, unit)
+    until_ms = None if until is None else ms_from_day(until)
+
+    async def act(desk: Desk) -> Budget:
+        return await desk.accounts.adjust_budget(
+            scope, most, reason, unit=unit, window=rule.window, zone=rule.zone, until_ms=until_ms
+        )
+
+    return _said(at_desk(path, act), as_json)
 
 
 def show(path: Path | None, as_json: bool) -> int:
@@ -69,12 +88,9 @@ def show(path: Path | None, as_json: bool) -> int:
             [
                 b.scope,
                 b.window if b.zone == "UTC" else f"{b.window} in {b.zone}",
-                dollars(b.limit_nano_usd),
-                dollars(b.spent_nano_usd),
-                dollars(b.reserved_nano_usd),
-                _left(b),
+                *(amount(n, b.unit) for n in (b.limit, b.spent, b.reserved, b.left)),
                 moment(resets_ms(b, now_ms)),
-                b.on_exceed,
+                when_used_up(b.on_exceed, b.mode),
             ]
             for b in found
         ],
@@ -83,19 +99,55 @@ def show(path: Path | None, as_json: bool) -> int:
 
 
 def document(budget: Budget) -> dict[str, Any]:
+    """For programs; amounts end in their unit: `limit_nano_usd`, `limit_calls`."""
+    unit = "nano_usd" if budget.unit is Unit.USD else budget.unit.value
+    amounts = {
+        "limit": budget.limit,
+        "spent": budget.spent,
+        "held": budget.reserved,
+        "remaining": budget.left,
+        "landing": budget.landing,
+    }
     return {
         "budget_id": budget.budget_id,
         "scope": budget.scope,
+        "unit": budget.unit,
         "window": budget.window,
         "zone": budget.zone,
-        "limit_nano_usd": budget.limit_nano_usd,
-        "spent_nano_usd": budget.spent_nano_usd,
-        "held_nano_usd": budget.reserved_nano_usd,
-        "remaining_nano_usd": budget.room_nano_usd,
+        **{f"{name}_{unit}": n for name, n in amounts.items()},
         "resets_at_ms": resets_ms(budget, time.time_ns() // 1_000_000),
         "on_exceed": budget.on_exceed,
+        "mode": budget.mode,
+        "would_refuse": budget.would_refuse,
+        "override_until_ms": budget.override_until_ms,
     }
 
 
-def _left(budget: Budget) -> str:
-    return dollars(budget.room_nano_usd)
+def when_used_up(on_exceed: OnExceed, mode: BudgetMode) -> str:
+    return on_exceed.value if mode is BudgetMode.ENFORCE else "shadow: only counts"
+
+
+def _said(budget: Budget, as_json: bool) -> int:
+    if as_json:
+        print_json(document(budget))
+    else:
+        verb = "spend" if budget.unit is Unit.USD else "use"
+        limit, left = amount(budget.limit, budget.unit), amount(budget.left, budget.unit)
+        say(f"{budget.scope} may {verb} {limit} per {budget.window}, {left} left")
+    return 0
+
+
+def _unit(text: str) -> Unit:
+    try:
+        return Unit(text)
+    except ValueError:
+        raise OperatorError(f"--unit must be one of {', '.join(Unit)}, not {text!r}") from None
+
+
+def _limit(text: str, unit: Unit) -> int:
+    if unit is Unit.USD:
+        return nano_from_usd(text)
+    digits = text.strip().replace("_", "").replace(",", "")
+    if not (digits.isascii() and digits.isdigit()) or int(digits) > AMOUNT_MAX:
+        raise OperatorError(f"{text!r} is not a number of {unit.replace('_', ' ')}")
+    return int(digits)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway import settings as config
+from gateway.commands.budgets import when_used_up
 from gateway.commands.opening import told
-from gateway.commands.output import complain, dollars, print_json, print_table, say
+from gateway.commands.output import amount, complain, dollars, print_json, print_table, say
 from gateway.commands.prices import per_mtok
 from gateway.core.catalog import Deployment, Wire
 from gateway.core.prices import PriceRow
@@ -122,7 +123,10 @@ def _print_summary(settings: Settings) -> None:
             title=f"rules ({settings.routing.mode})",
         )
     if settings.budgets or settings.task_budget_nano_usd is not None:
-        budgets = [[b.scope, dollars(b.limit_nano_usd), b.window, b.on_exceed] for b in settings.budgets]
+        budgets = [
+            [b.scope, amount(b.limit, b.unit), b.window, when_used_up(b.on_exceed, b.mode)]
+            for b in settings.budgets
+        ]
         if settings.task_budget_nano_usd is not None:
             budgets.append(["every task", dollars(settings.task_budget_nano_usd), "lifetime", "error"])
         print_table(["budget of", "limit>", "window", "when used up"], budgets)

@@ -72,7 +72,17 @@ async def declare(accounts: Accounts, settings: Settings) -> None:
         own = Team(team.id, team.tenant, frozenset(team.models), team.limit, team.task_budget_nano_usd)
         await accounts.put_team(own)
     for b in settings.budgets:
-        await accounts.set_budget(b.scope, b.limit_nano_usd, b.window, b.on_exceed, b.zone)
+        await accounts.set_budget(
+            b.scope,
+            b.limit,
+            b.window,
+            b.on_exceed,
+            b.zone,
+            unit=b.unit,
+            mode=b.mode,
+            alert_percents=b.alert_percents,
+            landing_percent=b.landing_percent,
+        )
 
 
 def _there(database: Database) -> bool:

@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gateway.core.entry import Unit
 from gateway.core.money import NANO_PER_USD, usd_text
 
 #: A pipe has no width; this one keeps rows on one line.
@@ -73,6 +74,11 @@ def dollars(nano_usd: int | None) -> str:
     sign = "-" if nano_usd < 0 else ""
     whole, _, fraction = usd_text(abs(nano_usd)).partition(".")
     return f"{sign}${int(whole):,}.{fraction:0<2}"
+
+
+def amount(number: int, unit: Unit) -> str:
+    """For people: "$12.50", "1,000 calls"."""
+    return dollars(number) if unit is Unit.USD else f"{number:,} {unit.replace('_', ' ')}"
 
 
 def nano_from_usd(text: str) -> int:

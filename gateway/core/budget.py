@@ -1,38 +1,50 @@
 """Budgets: what may be held, and how holds and costs move through them. The one place with this arithmetic.
 
-A budget is one limit on one scope over one window. Invariant I1: `posted + held <= limit`, unless an admin
-lowered the limit or a provider billed more than was held; then nothing is admitted until there is room again.
+A budget is one limit on one scope in one unit over one window. Invariant I1: `posted + held <= limit`, unless an
+admin lowered the limit or a provider billed more than was held; then nothing is admitted until there is room again.
+
+A child task's budget is carved from its parent's: of the parent it occupies
+
+    posted(child)  as posted,  and  claim(child) = max(held(child), carved(child) - posted(child))  as held,
+
+together `max(posted + held, carved)` of the child. `carved` is the child's limit while it is open and 0 when it is
+done. So while the child keeps its own I1, what it occupies is its limit whatever it holds and spends, and its attempts
+need not look at the parent: I1 of the parent was decided when the slice was carved. What the child spends moves from
+held to posted in the parent, all the way up, in the settling transaction. After a breach or a lowered limit the claim
+still covers what the child holds, and a child that is done claims no more than that. `propagate` is this rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from gateway.core.entry import Granted, Refused
+import msgspec
+
+from gateway.core.entry import Amounts, Granted, Refused, Unit
+from gateway.core.entry import OnExceed as OnExceed
 from gateway.core.money import MAX_NANO_USD
 from gateway.core.windows import Rolling, bounds, bucket, parse_window, resets_at_ms
 
-#: Shares of a limit, in percent, whose crossing by posted money is announced once per window.
+#: Shares of a limit, in percent, whose crossing by what is posted is announced once per window, unless a budget has
+#: others.
 ALERT_PERCENTS = (50, 80, 90, 100)
+#: The largest limit and the largest hold, in any unit.
+AMOUNT_MAX = MAX_NANO_USD
 
 
-class OnExceed(StrEnum):
-    """What a caller gets when a budget is used up (money: What agents feel). `warn` never refuses."""
+class BudgetMode(StrEnum):
+    """A `shadow` budget never refuses: it holds and posts like any other, and counts what it would have refused."""
 
-    ERROR = "error"
-    SUMMARIZE = "summarize"
-    SOFT_STOP = "soft_stop"
-    WARN = "warn"
+    ENFORCE = "enforce"
+    SHADOW = "shadow"
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """One budget and what is in its current window, or in the current bucket of a rolling one.
+class Budget(msgspec.Struct, frozen=True):
+    """One budget and what is in its current window, or in the current bucket of a rolling one. Amounts are in `unit`.
 
     `[window_start_ms, window_end_ms)`; an end of None never comes. `earlier_*` is what the earlier buckets of a
-    rolling window still count.
+    rolling window still count. `override_limit` stands in for `base_limit` until `override_until_ms`.
     """
 
     budget_id: str
@@ -41,46 +53,62 @@ class Budget:
     zone: str
     window_start_ms: int
     window_end_ms: int | None
-    limit_nano_usd: int
-    posted_nano_usd: int = 0
-    held_nano_usd: int = 0
+    base_limit: int
+    posted: int = 0
+    held: int = 0
     on_exceed: OnExceed = OnExceed.ERROR
     epoch: int = 0  # counts changes of the limit
-    earlier_posted_nano_usd: int = 0
-    earlier_held_nano_usd: int = 0
+    unit: Unit = Unit.USD
+    mode: BudgetMode = BudgetMode.ENFORCE
+    alert_percents: tuple[int, ...] = ALERT_PERCENTS
+    landing_percent: int = 0
+    override_limit: int | None = None
+    override_until_ms: int | None = None
+    ancestors: tuple[str, ...] = ()  # ids of the budgets it is carved from, the nearest first
+    carved: int = 0  # its share of the nearest, while it is open
+    would_refuse: int = 0  # attempts that a shadow budget would have refused in this window
+    earlier_posted: int = 0
+    earlier_held: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.limit_nano_usd <= MAX_NANO_USD:
-            raise ValueError(
-                f"a limit must be from 0 to {MAX_NANO_USD} nano-dollars, not {self.limit_nano_usd}"
-            )
+        if not 0 <= self.base_limit <= AMOUNT_MAX:
+            raise ValueError(f"a limit must be from 0 to {AMOUNT_MAX}, not {self.base_limit}")
 
     @property
     def hard(self) -> bool:
-        return self.on_exceed is not OnExceed.WARN
+        """It refuses what does not fit."""
+        return self.on_exceed is not OnExceed.WARN and self.mode is BudgetMode.ENFORCE
 
     @property
     def rolling(self) -> bool:
         return self.window_end_ms is not None and isinstance(parse_window(self.window, self.zone), Rolling)
 
     @property
-    def spent_nano_usd(self) -> int:
-        return self.posted_nano_usd + self.earlier_posted_nano_usd
+    def limit(self) -> int:
+        return self.base_limit if self.override_limit is None else self.override_limit
 
     @property
-    def reserved_nano_usd(self) -> int:
-        return self.held_nano_usd + self.earlier_held_nano_usd
+    def landing(self) -> int:
+        """The part of the limit that only a landing may use."""
+        return self.limit * self.landing_percent // 100
 
     @property
-    def room_nano_usd(self) -> int:
-        """What may still be held; negative after a breach or a lowered limit."""
-        return (
-            self.limit_nano_usd
-            - self.posted_nano_usd
-            - self.held_nano_usd
-            - self.earlier_posted_nano_usd
-            - self.earlier_held_nano_usd
-        )
+    def spent(self) -> int:
+        return self.posted + self.earlier_posted
+
+    @property
+    def reserved(self) -> int:
+        return self.held + self.earlier_held
+
+    @property
+    def left(self) -> int:
+        """What is neither spent nor reserved, landing included; negative after a breach or a lowered limit."""
+        return self.limit - self.spent - self.reserved
+
+    @property
+    def room(self) -> int:
+        """What an attempt may still hold."""
+        return self.left - self.landing
 
 
 def counts_from_ms(budget: Budget, now_ms: int) -> int:
@@ -98,83 +126,149 @@ def first_window(window: str, zone: str, now_ms: int) -> tuple[int, int | None]:
     return bucket(parse_window(window, zone), now_ms)
 
 
+def in_force(budget: Budget, now_ms: int) -> Budget:
+    """The budget without an override that is over."""
+    if budget.override_until_ms is None or now_ms < budget.override_until_ms:
+        return budget
+    return msgspec.structs.replace(budget, override_limit=None, override_until_ms=None)
+
+
 def at(budget: Budget, now_ms: int) -> Budget:
-    """The budget as it stands at `now_ms`: itself, or empty in the next window if its window has ended."""
+    """The budget as it stands at `now_ms`: itself, or empty in the next window if its window has ended; `in_force`."""
+    budget = in_force(budget, now_ms)
     if budget.window_end_ms is None or now_ms < budget.window_end_ms:
         return budget
     start_ms, end_ms = first_window(budget.window, budget.zone, now_ms)
-    return replace(
+    return msgspec.structs.replace(
         budget,
         window_start_ms=start_ms,
         window_end_ms=end_ms,
-        posted_nano_usd=0,
-        held_nano_usd=0,
-        earlier_posted_nano_usd=0,
-        earlier_held_nano_usd=0,
+        posted=0,
+        held=0,
+        would_refuse=0,
+        earlier_posted=0,
+        earlier_held=0,
     )
 
 
 def decide(
-    budgets: Sequence[Budget], amount_nano_usd: int | None, min_amount_nano_usd: int | None, now_ms: int
+    budgets: Sequence[Budget], ask: Amounts, least: Amounts, now_ms: int, landing: bool = False
 ) -> Granted | Refused:
-    """Whether a hold fits all of its budgets, and how large it may be: from `min_amount` to `amount`.
+    """Whether a hold fits all of its budgets, and how large it may be: in dollars and in output tokens from `least`
+    to `ask`, in input tokens and calls as asked.
 
-    An amount of None has no upper bound: only soft budgets can admit it, and they hold nothing for it. What
-    is free always fits. Refused names the tightest budget.
+    What has no upper bound is held as 0, and no hard budget in its unit admits it. What is free always fits.
+    `landing` may use the part of a limit that is kept back. Refused names the tightest budget of the first unit
+    that does not fit.
     """
-    tightest, room = None, 0
+    if not budgets:
+        return Granted(ask.nano_usd or 0, output_tokens=ask.output_tokens)
+    tightest: dict[Unit, tuple[int, Budget]] = {}
     for b in budgets:
-        if b.on_exceed is not OnExceed.WARN and (tightest is None or b.room_nano_usd < room):
-            tightest, room = b, b.room_nano_usd
-    if tightest is None:
-        return Granted(amount_nano_usd or 0)
-    if amount_nano_usd == 0:
-        return Granted(0, room, tightest.scope)
-    if amount_nano_usd is not None:
-        least = amount_nano_usd if min_amount_nano_usd is None else min(min_amount_nano_usd, amount_nano_usd)
-        if room >= max(1, least):
-            held = min(amount_nano_usd, room)
-            return Granted(held, room - held, tightest.scope)
+        if b.hard:
+            room = b.left if landing else b.room
+            known = tightest.get(b.unit)
+            if known is None or room < known[0]:
+                tightest[b.unit] = room, b
+    held: dict[Unit, int] = {}
+    for unit, (room, b) in tightest.items():
+        amount = _fitting(unit, ask, least, room)
+        if amount is None:
+            return _refused(b, now_ms, landing)
+        held[unit] = amount
+    usd, output = held.get(Unit.USD), held.get(Unit.OUTPUT_TOKENS)
+    left = {unit: room - held[unit] for unit, (room, _) in tightest.items()}
+    return Granted(
+        (ask.nano_usd or 0) if usd is None else usd,
+        left.get(Unit.USD),
+        tightest[Unit.USD][1].scope if usd is not None else "",
+        0,
+        ask.output_tokens if output is None else output,
+        left.get(Unit.INPUT_TOKENS),
+        left.get(Unit.OUTPUT_TOKENS),
+        left.get(Unit.CALLS),
+        tuple(
+            _refused(b, now_ms, landing)
+            for b in budgets
+            if b.on_exceed is OnExceed.WARN and b.mode is BudgetMode.ENFORCE and not fits(b, ask, least)
+        ),
+    )
+
+
+def _fitting(unit: Unit, ask: Amounts, least: Amounts, room: int) -> int | None:
+    """What may be held where so much room is; None if it does not fit."""
+    amount = ask.of(unit)
+    if amount == 0:
+        return 0
+    if amount is None:
+        return None
+    lowest = amount
+    if unit is Unit.USD or unit is Unit.OUTPUT_TOKENS:
+        wanted = least.of(unit)
+        lowest = amount if wanted is None else min(wanted, amount)
+    return min(amount, room) if room >= max(1, lowest) else None
+
+
+def fits(budget: Budget, ask: Amounts, least: Amounts) -> bool:
+    """Whether this budget alone would admit the hold if it were hard."""
+    return _fitting(budget.unit, ask, least, budget.room) is not None
+
+
+def _refused(b: Budget, now_ms: int, landing: bool) -> Refused:
+    kept_back = 0 if landing else b.landing
     return Refused(
-        tightest.scope,
-        tightest.limit_nano_usd,
-        tightest.spent_nano_usd,
-        tightest.reserved_nano_usd,
-        resets_ms(tightest, now_ms),
+        b.scope, b.limit, b.spent, b.reserved, resets_ms(b, now_ms), b.unit, b.on_exceed, kept_back
     )
 
 
-def hold(budget: Budget, amount_nano_usd: int) -> Budget:
-    """The budget after a hold of that amount was granted in it."""
-    return settle(budget, -amount_nano_usd, 0)
+def held_by(ask: Amounts, granted: Granted) -> Amounts:
+    """What a granted hold holds of each unit."""
+    return Amounts(granted.amount_nano_usd, ask.input_tokens or 0, granted.output_tokens or 0, ask.calls)
 
 
-def settle(budget: Budget, hold_nano_usd: int, cost_nano_usd: int) -> Budget:
+def hold(budget: Budget, amounts: Amounts) -> Budget:
+    """The budget after a hold of these amounts was granted in it."""
+    amount = amounts.of(budget.unit)
+    return msgspec.structs.replace(budget, held=budget.held + amount) if amount else budget
+
+
+def settle(budget: Budget, hold: int, cost: int) -> Budget:
     """The budget after a hold ended at a cost. A correction settles no hold and a signed cost."""
-    # Spelled out: on the hot path, and several times as fast as dataclasses.replace.
-    return Budget(
-        budget.budget_id,
-        budget.scope,
-        budget.window,
-        budget.zone,
-        budget.window_start_ms,
-        budget.window_end_ms,
-        budget.limit_nano_usd,
-        budget.posted_nano_usd + cost_nano_usd,
-        budget.held_nano_usd - hold_nano_usd,
-        budget.on_exceed,
-        budget.epoch,
-        budget.earlier_posted_nano_usd,
-        budget.earlier_held_nano_usd,
-    )
+    return msgspec.structs.replace(budget, held=budget.held - hold, posted=budget.posted + cost)
 
 
-def exhausted(refused: Refused, min_amount_nano_usd: int | None) -> bool:
+def exhausted(refused: Refused, least: Amounts) -> bool:
     """True if posted money alone leaves too little: no hold that ends can change that, only a limit or a window."""
-    least = 1 if min_amount_nano_usd is None else max(1, min_amount_nano_usd)
-    return refused.limit_nano_usd - refused.spent_nano_usd < least
+    wanted = max(1, least.of(refused.unit) or 1)
+    return refused.limit - refused.kept_back - refused.spent < wanted
 
 
-def crossed(limit_nano_usd: int, before_nano_usd: int, after_nano_usd: int) -> list[int]:
-    """The percents of ALERT_PERCENTS that posted money reached on its way from `before` to `after`."""
-    return [p for p in ALERT_PERCENTS if before_nano_usd * 100 < limit_nano_usd * p <= after_nano_usd * 100]
+def crossed(percents: Sequence[int], limit: int, before: int, after: int) -> list[int]:
+    """The percents of a limit that were reached on the way from `before` to `after`."""
+    return [p for p in percents if before * 100 < limit * p <= after * 100]
+
+
+def claim(budget: Budget) -> int:
+    """What it occupies of the budget it is carved from, beyond what it has posted there."""
+    return max(budget.held, budget.carved - budget.posted)
+
+
+#: (change of held, change of posted)
+Delta = tuple[int, int]
+
+
+def propagate(budgets: Mapping[str, Budget], deltas: Mapping[str, Delta]) -> dict[str, Delta]:
+    """All changes that follow from changes of some budgets, those included.
+
+    `budgets`, by id, are those that change and all of their ancestors, as they are before.
+    """
+    changes = dict(deltas)
+    for budget in sorted(budgets.values(), key=lambda b: -len(b.ancestors)):  # children before their parents
+        if not budget.ancestors or budget.budget_id not in changes or budget.ancestors[0] not in budgets:
+            continue
+        held, posted = changes[budget.budget_id]
+        after = settle(budget, -held, posted)
+        above = budget.ancestors[0]
+        held_above, posted_above = changes.get(above, (0, 0))
+        changes[above] = held_above + claim(after) - claim(budget), posted_above + posted
+    return changes

@@ -13,6 +13,40 @@ import msgspec
 from gateway.core.usage import Quality, Usage
 
 
+class Unit(StrEnum):
+    """What a budget counts. Amounts in `usd` are nano-dollars, all others are whole numbers of what they say."""
+
+    USD = "usd"
+    INPUT_TOKENS = "input_tokens"  # of every class: uncached, read from and written to a cache
+    OUTPUT_TOKENS = "output_tokens"
+    CALLS = "calls"  # attempts, unless the provider provably did nothing for them
+
+
+class OnExceed(StrEnum):
+    """What a caller gets when a budget is used up (money: What agents feel). `warn` never refuses."""
+
+    ERROR = "error"
+    SUMMARIZE = "summarize"
+    SOFT_STOP = "soft_stop"
+    WARN = "warn"
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """How much of each unit an attempt may use. None = it cannot be bounded: no hard budget in that unit takes it."""
+
+    nano_usd: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    calls: int = 1
+
+    def of(self, unit: Unit) -> int | None:
+        if unit is Unit.USD:
+            return self.nano_usd
+        if unit is Unit.INPUT_TOKENS:
+            return self.input_tokens
+        return self.output_tokens if unit is Unit.OUTPUT_TOKENS else self.calls
+
+
 class Kind(StrEnum):
     """How an attempt's hold ended. Exactly one of the first three per attempt, then at most one `correct`."""
 
@@ -79,28 +113,45 @@ class Scope:
     id: str
 
 
-class Granted(msgspec.Struct, frozen=True):
-    """The hold is committed; `amount_nano_usd` was reserved in every budget of the attempt's scopes."""
+class Refused(msgspec.Struct, frozen=True):
+    """The hold does not fit this budget; nothing was reserved anywhere. All amounts are in `unit`.
+
+    `state` is not "" if the task itself admits nothing (`core.task.State`); without a budget that refuses as well,
+    the amounts are 0.
+    """
+
+    scope: str
+    limit: int
+    spent: int
+    held: int
+    resets_at_ms: int | None
+    unit: Unit = Unit.USD
+    on_exceed: OnExceed = OnExceed.ERROR
+    kept_back: int = 0  # the part of the limit that only a landing may use
+    state: str = ""
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.limit - self.kept_back - self.spent - self.held)
+
+
+class Granted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The hold is committed: `amount_nano_usd` was reserved in every dollar budget of the attempt's scopes, and
+    `output_tokens` (None = unbounded) in every budget of those; input and calls as they were asked for.
+    """
 
     amount_nano_usd: int
-    #: the tightest budget after this hold: (scope, remaining), or None if no budget applies
+    #: the tightest hard dollar budget after this hold: (scope, remaining), or None if none applies
     remaining_nano_usd: int | None = None
     remaining_scope: str = ""
     task_step: int = 0  # number of this task's requests, this one included
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """The hold does not fit this budget; nothing was reserved anywhere."""
-
-    scope: str
-    limit_nano_usd: int
-    spent_nano_usd: int
-    held_nano_usd: int
-    resets_at_ms: int | None
-
-    @property
-    def remaining_nano_usd(self) -> int:
-        return max(0, self.limit_nano_usd - self.spent_nano_usd - self.held_nano_usd)
+    output_tokens: int | None = None
+    #: of the tightest hard budget in each other unit; None if none applies
+    remaining_input_tokens: int | None = None
+    remaining_output_tokens: int | None = None
+    remaining_calls: int | None = None
+    #: what budgets with `on_exceed: warn` would have refused
+    warned: tuple[Refused, ...] = ()
 
 
 class Settled(StrEnum):

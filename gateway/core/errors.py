@@ -118,16 +118,14 @@ class BudgetExceeded(GatewayError):
         message: str | None = None,
         *,
         scope: str = "",
-        limit_nano_usd: int = 0,
-        spent_nano_usd: int = 0,
-        held_nano_usd: int = 0,
+        unit: str = "usd",
+        remaining: int = 0,
         resets_at: str | None = None,
     ) -> None:
         super().__init__(message)
         self.scope = scope
-        self.limit_nano_usd = limit_nano_usd
-        self.spent_nano_usd = spent_nano_usd
-        self.held_nano_usd = held_nano_usd
+        self.unit = unit
+        self.remaining = remaining  # in `unit`; nano-dollars if that is "usd"
         self.resets_at = resets_at
 
 

@@ -36,6 +36,8 @@ class KeyRecord:
     #: set on a task-scoped key: every request with it belongs to this task
     task_id: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: of a task-scoped key: the key that declared the task, whose budgets, rates and reports are its
+    declared_by: str | None = None
 
 
 class Caller(msgspec.Struct, frozen=True):

@@ -59,8 +59,8 @@ def render(error: GatewayError, dialect: str, request_id: str) -> tuple[int, Hea
         headers.append(("x-should-retry", "true" if error.should_retry else "false"))
     if isinstance(error, BudgetExceeded):
         headers.append(("x-budget-scope", error.scope))
-        left = max(0, error.limit_nano_usd - error.spent_nano_usd - error.held_nano_usd)
-        headers.append(("x-budget-remaining-usd", usd_text(left)))
+        left = usd_text(error.remaining) if error.unit == "usd" else str(error.remaining)
+        headers.append((f"x-budget-remaining-{error.unit.replace('_', '-')}", left))
         if error.resets_at:
             headers.append(("x-budget-resets-at", error.resets_at))
     message = " ".join(error.message.split())

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.core import bounds, prices
 from gateway.core.catalog import Deployment, Operation
-from gateway.core.entry import Attempt, Granted, Refused
+from gateway.core.entry import Amounts, Attempt, Granted, Refused, Unit
 from gateway.core.errors import BudgetExceeded, RateLimited, UnboundableRequest
 from gateway.core.identity import RateLimit
 from gateway.core.money import usd_text
@@ -49,7 +49,7 @@ def _limits(world: World, x: Exchange) -> tuple[tuple[str, RateLimit], ...]:
     """What applies to this request, from the narrow to the wide."""
     key = x.caller.key
     own = key.limit if key.limit != RateLimit() else world.policy.key_limit
-    return (f"key:{key.key_id}", own), (f"team:{key.team_id}", key.team_limit)
+    return (f"key:{x.caller.key_id}", own), (f"team:{key.team_id}", key.team_limit)
 
 
 async def _take_place(world: World, x: Exchange) -> None:
@@ -89,29 +89,35 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     """Commit the hold of one attempt in all its scopes.
 
     Raises `BudgetExceeded` when it does not fit, `UnboundableRequest` when a hard budget applies and the
-    request has no price or no upper bound, `LedgerUnavailable` when the ledger cannot answer.
+    request has no price or no upper bound in its unit, `LedgerUnavailable` when the ledger cannot answer.
     """
     row = world.prices().find(deployment.price, x.received_ms)
     asked_output = _output_bound(world, x, deployment)
-    amount = _ceiling(x, row, asked_output)
-    least = amount
+    ask = least = _amounts(x, row, asked_output)
     comfort = _comfort(world, x)
-    if amount is not None and asked_output > comfort:
-        least = _ceiling(x, row, comfort)
-    key = x.caller
+    if asked_output > comfort:
+        least = _amounts(x, row, comfort)
+    caller = x.caller
     scopes = (
-        f"tenant:{key.tenant_id}",
-        f"team:{key.team_id}",
-        f"key:{key.key_id}",
+        f"tenant:{caller.tenant_id}",
+        f"team:{caller.team_id}",
+        f"key:{caller.key_id}",
         f"task:{attempt.task_id}",
     )
-    granted = await world.ledger.reserve(attempt, scopes, amount, least)
+    granted = await world.ledger.reserve(attempt, scopes, ask, least)
     if isinstance(granted, Refused):
-        raise _refusal(granted, amount)
+        raise _refusal(granted, ask)
     x.task_step = granted.task_step
     x.budget_remaining_nano_usd = granted.remaining_nano_usd
     x.budget_scope = granted.remaining_scope
-    return Hold(granted.amount_nano_usd, row, _bound_to_write(x, row, granted, amount, asked_output))
+    return Hold(granted.amount_nano_usd, row, _bound_to_write(x, row, granted, ask))
+
+
+def _amounts(x: Exchange, row: PriceRow | None, output_tokens: int) -> Amounts:
+    """The most that the request can use with this bound on its output."""
+    if x.operation is Operation.COUNT_TOKENS:
+        return Amounts(0, 0, 0, 0)  # nothing is generated, and providers do not bill it
+    return Amounts(_ceiling(x, row, output_tokens), x.input_bound, output_tokens)
 
 
 def _output_bound(world: World, x: Exchange, deployment: Deployment) -> int:
@@ -129,8 +135,6 @@ def _comfort(world: World, x: Exchange) -> int:
 
 
 def _ceiling(x: Exchange, row: PriceRow | None, output_tokens: int) -> int | None:
-    if x.operation is Operation.COUNT_TOKENS:
-        return 0  # providers do not bill counting
     if row is None or x.input_bound is None:
         return None
     return prices.ceiling(
@@ -144,41 +148,71 @@ def _ceiling(x: Exchange, row: PriceRow | None, output_tokens: int) -> int | Non
     )
 
 
-def _bound_to_write(
-    x: Exchange, row: PriceRow | None, granted: Granted, asked: int | None, asked_output: int
-) -> int | None:
+def _bound_to_write(x: Exchange, row: PriceRow | None, granted: Granted, ask: Amounts) -> int | None:
     """The output bound to splice into the request: only under a budget, and only if the client's does not stand."""
-    if granted.remaining_nano_usd is None or row is None or asked is None or not asked_output:
+    asked = ask.output_tokens
+    if not asked:
         return None
-    if granted.amount_nano_usd >= asked:
-        return asked_output // x.facts.n if x.facts.max_output_tokens is None else None
-    low, high = 1, asked_output
-    while low < high:  # the largest output that the granted amount pays for
+    tokens = asked
+    if granted.remaining_output_tokens is not None and granted.output_tokens is not None:
+        tokens = granted.output_tokens
+    elif granted.remaining_nano_usd is None or row is None:
+        return None
+    if ask.nano_usd is not None and granted.amount_nano_usd < ask.nano_usd:
+        tokens = min(tokens, _paid_for(x, row, granted.amount_nano_usd, asked))
+    if tokens >= asked and x.facts.max_output_tokens is not None:
+        return None
+    return max(1, tokens // x.facts.n)
+
+
+def _paid_for(x: Exchange, row: PriceRow | None, nano_usd: int, most: int) -> int:
+    """The largest output, up to `most`, that this amount pays for."""
+    low, high = 1, most
+    while low < high:
         middle = (low + high + 1) // 2
-        fits = (_ceiling(x, row, middle) or 0) <= granted.amount_nano_usd
+        fits = (_ceiling(x, row, middle) or 0) <= nano_usd
         low, high = (middle, high) if fits else (low, middle - 1)
-    return max(1, low // x.facts.n)
+    return low
 
 
-def _refusal(refused: Refused, amount: int | None) -> BudgetExceeded | UnboundableRequest:
+def _refusal(refused: Refused, ask: Amounts) -> BudgetExceeded | UnboundableRequest:
     scope = refused.scope.replace(":", " ", 1)
+    amount = ask.of(refused.unit)
+    if refused.state and not refused.limit:
+        return BudgetExceeded(f"the {scope} is {refused.state}, so it gets no answers", scope=refused.scope)
     if amount is None:
+        missing = "known price or no upper bound" if refused.unit is Unit.USD else "upper bound"
         return UnboundableRequest(
-            f"this request has no known price or no upper bound, and the {scope} has a hard budget",
+            f"this request has no {missing}, and the {scope} has a hard budget in {_UNIT_NAMES[refused.unit]}",
             param="model",
         )
     resets = _iso(refused.resets_at_ms)
+    unit = refused.unit
+    kept_back = f", {_shown(refused.kept_back, unit)} of it kept back for a last answer" * bool(
+        refused.kept_back
+    )
     return BudgetExceeded(
-        f"the budget of the {scope} is used up: ${usd_text(refused.spent_nano_usd)} spent and "
-        f"${usd_text(refused.held_nano_usd)} reserved of ${usd_text(refused.limit_nano_usd)}; this request may cost up "
-        f"to ${usd_text(amount)}. "
+        f"the budget of the {scope} is used up: {_shown(refused.spent, unit)} spent and "
+        f"{_shown(refused.held, unit)} reserved of {_shown(refused.limit, unit)}{kept_back}; this request may "
+        f"{'cost' if unit is Unit.USD else 'use'} up to {_shown(amount, unit)}. "
         + (f"It resets at {resets}." if resets else "Ask its owner to raise it, or start a new task."),
         scope=refused.scope,
-        limit_nano_usd=refused.limit_nano_usd,
-        spent_nano_usd=refused.spent_nano_usd,
-        held_nano_usd=refused.held_nano_usd,
+        unit=unit,
+        remaining=refused.remaining,
         resets_at=resets,
     )
+
+
+_UNIT_NAMES = {
+    Unit.USD: "dollars",
+    Unit.INPUT_TOKENS: "input tokens",
+    Unit.OUTPUT_TOKENS: "output tokens",
+    Unit.CALLS: "calls",
+}
+
+
+def _shown(amount: int, unit: Unit) -> str:
+    return f"${usd_text(amount)}" if unit is Unit.USD else f"{amount:,} {_UNIT_NAMES[unit]}"
 
 
 def _iso(at_ms: int | None) -> str | None:

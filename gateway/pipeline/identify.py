@@ -43,7 +43,8 @@ async def authenticate(world: World, headers: Mapping[str, str]) -> Caller:
             raise Unauthenticated(_UNKNOWN)
         world.verified.remember(text, record.secret_hmac)
     refuse_ended(record, world.clock.now_ms())
-    return Caller(record.tenant_id, record.team_id, record.key_id, record)
+    # A task-scoped key is its owner's: otherwise declaring tasks would be a way around the owner's budgets and limits.
+    return Caller(record.tenant_id, record.team_id, record.declared_by or record.key_id, record)
 
 
 def refuse_ended(record: KeyRecord, now_ms: int) -> None:

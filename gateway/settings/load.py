@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from gateway.core.budget import OnExceed
+from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, BudgetMode, OnExceed
 from gateway.core.catalog import Catalog, Deployment, Tier
+from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
 from gateway.core.rules import Caps, RuleError, RuleSet, RuleText
@@ -298,9 +299,15 @@ def _teams(root: Section, catalog: Catalog) -> tuple[tuple[TeamSpec, ...], tuple
 
 
 def _budget(section: Section, scope: str) -> list[BudgetSpec]:
-    limit = section.nano_usd("limit_usd")
-    if limit is None and "limit_usd" not in section:
+    limits: dict[Unit, int | None] = {
+        Unit.USD: section.nano_usd("limit_usd"),
+        **{u: section.optional_integer(f"limit_{u}", 0, AMOUNT_MAX) for u in Unit if u is not Unit.USD},
+    }
+    given = [unit for unit in limits if f"limit_{unit}" in section]
+    if not given:
         section.wrong("limit_usd", "is required", 'for example "50"')
+    for unit in given[1:]:
+        section.wrong(f"limit_{unit}", f"a budget has one limit, and this one has limit_{given[0]}")
     window = section.text("window", "month")
     zone = section.text("zone", "UTC")
     try:
@@ -308,5 +315,22 @@ def _budget(section: Section, scope: str) -> list[BudgetSpec]:
     except ValueError as error:
         section.wrong("window", str(error))
     on_exceed = section.choice("on_exceed", OnExceed, OnExceed.ERROR)
+    mode = section.choice("mode", BudgetMode, BudgetMode.ENFORCE)
+    landing = section.optional_integer("landing_percent", 0, 50)
+    alerts = _percents(section, "alerts")
     section.done()
-    return [BudgetSpec(scope, limit, window, on_exceed, zone)] if limit is not None else []
+    unit = given[0] if given else Unit.USD
+    limit = limits[unit]
+    if limit is None:
+        return []
+    return [BudgetSpec(scope, limit, window, on_exceed, zone, unit, mode, alerts, landing)]
+
+
+def _percents(section: Section, key: str) -> tuple[int, ...]:
+    texts = section.texts(key)
+    if key not in section:
+        return ALERT_PERCENTS
+    if not all(t.isascii() and t.isdigit() and 1 <= int(t[:4]) <= 100 for t in texts):
+        section.wrong(key, "must be a list of percents from 1 to 100", "for example [50, 80, 100]")
+        return ALERT_PERCENTS
+    return tuple(sorted({int(t) for t in texts}))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from gateway.core.budget import OnExceed
+from gateway.core.budget import ALERT_PERCENTS, BudgetMode, OnExceed
 from gateway.core.catalog import Catalog, Provider, Wire
+from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceBook
 from gateway.core.rules import RuleSet, RuleText
@@ -116,10 +117,14 @@ class BudgetSpec:
     """A budget declared in configuration. `scope` is "tenant:<id>", "team:<id>" or "key:<id>"."""
 
     scope: str
-    limit_nano_usd: int
+    limit: int  # in `unit`; nano-dollars if that is `usd`
     window: str  # as core.windows.parse_window reads it: "lifetime", "day", "month", "30d" ...
     on_exceed: OnExceed = OnExceed.ERROR
     zone: str = "UTC"
+    unit: Unit = Unit.USD
+    mode: BudgetMode = BudgetMode.ENFORCE
+    alert_percents: tuple[int, ...] = ALERT_PERCENTS
+    landing_percent: int | None = None  # None = 2 if `on_exceed` is `summarize`, else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from gateway.core import secrets
-from gateway.core.budget import Budget, OnExceed, at, first_window
+from gateway.core.budget import ALERT_PERCENTS, Budget, BudgetMode, OnExceed, at
+from gateway.core.entry import Unit
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.identity import KeyRecord, RateLimit
-from gateway.core.money import MAX_NANO_USD
-from gateway.storage import budget_rows
-from gateway.storage.budget_rows import fresh_id
+from gateway.storage import audit, budget_changes, budget_rows
+from gateway.storage.budget_changes import BudgetRule
 from gateway.storage.database import Database
 from gateway.storage.keys import SELECT_KEYS, record_of
 from gateway.storage.tables import TOKEN_COLUMNS
@@ -29,13 +29,8 @@ from gateway.storage.transact import Fetch, Row, Sql, Tx, json_text
 
 DEFAULT_TENANT = "default"
 DEFAULT_TEAM = "default"
-SCOPE_KINDS = ("tenant", "team", "key", "task")
 
 _NOW = Sql("SELECT now_ms()")
-_BUMP = Sql("UPDATE revision SET number = number + 1 RETURNING number")
-_AUDIT = Sql(
-    "INSERT INTO audit (audit_id, at_ms, actor, action, subject, body) VALUES ($1, $2, $3, $4, $5, $6)"
-)
 _TENANT = Sql("SELECT 1 FROM tenant WHERE tenant_id = $1")
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant_id, name, created_at_ms) VALUES ($1, $1, $2)")
 _SELECT_TEAMS = (
@@ -53,27 +48,16 @@ _PUT_TEAM = Sql(
 )
 _ADD_KEY = Sql(
     "INSERT INTO virtual_key (key_id, secret_hmac, tenant_id, team_id, name, models, requests_per_min, "
-    "tokens_per_min, concurrent, expires_at_ms, task_id, labels, revision, created_at_ms) "
-    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+    "tokens_per_min, concurrent, expires_at_ms, task_id, declared_by, labels, revision, created_at_ms) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
 )
 _KEYS = Sql(f"{SELECT_KEYS} ORDER BY k.created_at_ms, k.key_id")
 _KEY = Sql(f"{SELECT_KEYS} WHERE k.key_id = $1")
 _REVOKE = Sql(
-    "UPDATE virtual_key SET revoked_at_ms = $2, revision = $3 WHERE key_id = $1 AND revoked_at_ms IS NULL"
+    "UPDATE virtual_key SET revoked_at_ms = $2, revision = $3 "
+    "WHERE (key_id = $1 OR declared_by = $1) AND revoked_at_ms IS NULL"
 )
 _BUDGETS = Sql(f"SELECT {budget_rows.COLUMNS} FROM budget ORDER BY scope, budget_id")  # noqa: S608
-_BUDGET = Sql(
-    f"SELECT {budget_rows.COLUMNS} FROM budget "  # noqa: S608
-    'WHERE scope = $1 AND "window" = $2 AND zone = $3 FOR UPDATE'
-)
-_ADD_BUDGET = Sql(
-    'INSERT INTO budget (budget_id, scope, "window", zone, window_start_ms, window_end_ms, limit_nano_usd, '
-    "on_exceed, epoch, created_at_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0, $9)"
-)
-_CHANGE_BUDGET = Sql(
-    "UPDATE budget SET limit_nano_usd = $2, on_exceed = $3, epoch = epoch + 1 WHERE budget_id = $1"
-)
-_REMOVE_BUDGET = Sql("DELETE FROM budget WHERE budget_id = $1")
 _TASK_COLUMNS = (
     "task_id",
     "key_id",
@@ -89,6 +73,9 @@ _TASK_COLUMNS = (
     "attempts",
     "cost_nano_usd",
     "list_cost_nano_usd",
+    "name",
+    "depth",
+    "state_reason",
 )
 _SELECT_TASKS = f"SELECT {', '.join((*_TASK_COLUMNS, *TOKEN_COLUMNS))} FROM task"  # noqa: S608
 _TASKS = Sql(
@@ -127,6 +114,9 @@ class Task:
     attempts: int
     cost_nano_usd: int
     list_cost_nano_usd: int
+    name: str
+    depth: int  # declared tasks above it
+    state_reason: str
     tokens: Mapping[str, int]
 
 
@@ -187,34 +177,62 @@ class Accounts:
     async def set_budget(
         self,
         scope: str,
-        limit_nano_usd: int,
+        limit: int,
         window: str = "lifetime",
         on_exceed: OnExceed = OnExceed.ERROR,
         zone: str = "UTC",
+        *,
+        unit: Unit = Unit.USD,
+        mode: BudgetMode = BudgetMode.ENFORCE,
+        alert_percents: tuple[int, ...] = ALERT_PERCENTS,
+        landing_percent: int | None = None,
+        reason: str = "",
     ) -> Budget:
-        """Give a scope a budget, or change its limit; what was spent in the window stays spent.
+        """Give a scope a budget, or change it; what was spent in the window stays spent. See `BudgetRule`.
 
-        A scope may have one budget per window. A new one counts from now on. Raises `InvalidRequest`, `NotFound`.
+        A scope may have one budget per unit and window. A new one counts from now on. A raised one lets a task go on
+        that waited for it. Raises `InvalidRequest`, `NotFound`.
         """
-        if not 0 <= limit_nano_usd <= MAX_NANO_USD:
-            raise InvalidRequest(f"a limit must be from 0 to {MAX_NANO_USD} nano-dollars", param="limit")
-        kind, _, name = scope.partition(":")
-        if kind not in SCOPE_KINDS or not name:
-            raise InvalidRequest(
-                f"{scope!r} is not a scope: write one of {', '.join(f'{k}:<id>' for k in SCOPE_KINDS)}",
-                param="scope",
-            )
-        try:
-            first_window(window, zone, 0)
-        except ValueError as e:
-            raise InvalidRequest(str(e), param="window") from None
+        rule = rule_of(limit, unit, window, zone, on_exceed, mode, alert_percents, landing_percent)
+        return await self._database.write(partial(budget_changes.put, self._actor, scope, rule, reason))
+
+    async def adjust_budget(
+        self,
+        scope: str,
+        limit: int,
+        reason: str,
+        *,
+        unit: Unit = Unit.USD,
+        window: str = "lifetime",
+        zone: str = "UTC",
+        until_ms: int | None = None,
+    ) -> Budget:
+        """Raise or lower a limit, for good or until a time, and say why. Below what is spent, nothing is admitted.
+
+        Raises `InvalidRequest`, `NotFound`.
+        """
+        rule_of(limit, unit, window, zone)
+        if not reason.strip():
+            raise InvalidRequest("say why the limit changes", param="reason")
         return await self._database.write(
-            partial(self._set_budget, scope, limit_nano_usd, window, on_exceed, zone)
+            partial(
+                budget_changes.adjust,
+                self._actor,
+                scope,
+                limit,
+                reason,
+                unit=unit,
+                window=window,
+                zone=zone,
+                until_ms=until_ms,
+            )
         )
 
-    async def remove_budget(self, scope: str, window: str = "lifetime", zone: str = "UTC") -> None:
-        """Raises `NotFound`."""
-        await self._database.write(partial(self._remove_budget, scope, window, zone))
+    async def remove_budget(
+        self, scope: str, window: str = "lifetime", zone: str = "UTC", unit: Unit = Unit.USD
+    ) -> None:
+        """Raises `NotFound`; `InvalidRequest` if tasks below it depend on it."""
+        await self._database.write(partial(budget_changes.remove, self._actor, scope, unit, window, zone))
 
     async def list_budgets(self) -> list[Budget]:
         """All budgets as they stand now, by scope."""
@@ -242,20 +260,14 @@ class Accounts:
 
         return await self._database.read(tx)
 
-    def _record(self, action: str, subject: str, body: Mapping[str, Any]) -> Tx[tuple[int, int]]:
-        """Count up the revision and write the audit row; returns (revision, now)."""
-        revision: int = (yield Fetch(_BUMP))[0][0]
-        now_ms: int = (yield Fetch(_NOW))[0][0]
-        yield Fetch(_AUDIT, (fresh_id("aud", now_ms), now_ms, self._actor, action, subject, json_text(body)))
-        return revision, now_ms
-
     def _put_team(self, team: Team) -> Tx[Team]:
         found = yield Fetch(_TEAM, (team.team_id,))
         if found:
             team = replace(team, tenant_id=found[0][1])
             if _team_of(found[0]) == team:
                 return team
-        revision, now_ms = yield from self._record(
+        revision, now_ms = yield from audit.record(
+            self._actor,
             "team.put",
             f"team:{team.team_id}",
             {"models": sorted(team.models), "limit": team.limit, "task_budget": team.task_budget_nano_usd},
@@ -279,44 +291,7 @@ class Accounts:
         return team
 
     def _create_key(self, record: KeyRecord, pepper: bytes) -> Tx[tuple[KeyRecord, str]]:
-        teams = yield Fetch(_TEAM, (record.team_id,))
-        if not teams:
-            raise NotFound(f"there is no team {record.team_id}")
-        team = _team_of(teams[0])
-        key_id, secret = secrets.new_key(
-            os.urandom(secrets.ID_RANDOM_BYTES), os.urandom(secrets.SECRET_RANDOM_BYTES)
-        )
-        record = replace(
-            record,
-            key_id=key_id,
-            secret_hmac=secrets.hmac_of(pepper, secret),
-            tenant_id=team.tenant_id,
-            team_models=team.models,
-            team_limit=team.limit,
-        )
-        revision, now_ms = yield from self._record(
-            "key.create", f"key:{key_id}", {"name": record.name, "team_id": record.team_id}
-        )
-        yield Fetch(
-            _ADD_KEY,
-            (
-                key_id,
-                record.secret_hmac,
-                record.tenant_id,
-                record.team_id,
-                record.name,
-                json_text(sorted(record.models)),
-                record.limit.requests_per_min,
-                record.limit.tokens_per_min,
-                record.limit.concurrent,
-                record.expires_at_ms,
-                record.task_id,
-                json_text(dict(record.labels)),
-                revision,
-                now_ms,
-            ),
-        )
-        return record, secrets.key_text(key_id, secret)
+        return (yield from add_key(self._actor, record, pepper))
 
     def _revoke_key(self, key_id: str) -> Tx[KeyRecord]:
         found = yield Fetch(_KEY, (key_id,))
@@ -325,46 +300,71 @@ class Accounts:
         record = record_of(found[0])
         if record.revoked_at_ms is not None:
             return record
-        revision, now_ms = yield from self._record("key.revoke", f"key:{key_id}", {})
+        revision, now_ms = yield from audit.record(self._actor, "key.revoke", f"key:{key_id}", {})
         yield Fetch(_REVOKE, (key_id, now_ms, revision))
         return replace(record, revoked_at_ms=now_ms)
 
-    def _set_budget(self, scope: str, limit: int, window: str, on_exceed: OnExceed, zone: str) -> Tx[Budget]:
-        yield from _refuse_unknown(scope)
-        found = yield Fetch(_BUDGET, (scope, window, zone))
-        now_ms: int = (yield Fetch(_NOW))[0][0]
-        body = {"limit_nano_usd": limit, "window": window, "zone": zone, "on_exceed": on_exceed}
-        if not found:
-            yield from self._record("budget.set", scope, body)
-            start_ms, end_ms = first_window(window, zone, now_ms)
-            budget_id = fresh_id("bud", now_ms)
-            yield Fetch(
-                _ADD_BUDGET,
-                (budget_id, scope, window, zone, start_ms, end_ms, limit, on_exceed.value, now_ms),
-            )
-        else:
-            before = budget_rows.budget_of(found[0])
-            if (before.limit_nano_usd, before.on_exceed) != (limit, on_exceed):
-                yield from self._record("budget.set", scope, {**body, "before": before.limit_nano_usd})
-                yield Fetch(_CHANGE_BUDGET, (before.budget_id, limit, on_exceed.value))
-        after = budget_rows.budget_of((yield Fetch(_BUDGET, (scope, window, zone)))[0])
-        return (yield from budget_rows.with_earlier([at(after, now_ms)], now_ms))[0]
 
-    def _remove_budget(self, scope: str, window: str, zone: str) -> Tx[None]:
-        found = yield Fetch(_BUDGET, (scope, window, zone))
-        if not found:
-            raise NotFound(f"{scope} has no budget per {window} in {zone}")
-        budget = budget_rows.budget_of(found[0])
-        yield from self._record("budget.remove", scope, {"window": window, "zone": zone})
-        yield Fetch(_REMOVE_BUDGET, (budget.budget_id,))
+def rule_of(
+    limit: int,
+    unit: Unit,
+    window: str,
+    zone: str,
+    on_exceed: OnExceed = OnExceed.ERROR,
+    mode: BudgetMode = BudgetMode.ENFORCE,
+    alert_percents: tuple[int, ...] = ALERT_PERCENTS,
+    landing_percent: int | None = None,
+) -> BudgetRule:
+    """Raises `InvalidRequest` for what cannot be."""
+    try:
+        return BudgetRule(limit, unit, window, zone, on_exceed, mode, alert_percents, landing_percent)
+    except ValueError as e:
+        message = str(e)
+        params = {"a limit": "limit", "alerts": "alerts", "a landing": "landing_percent"}
+        param = next((name for start, name in params.items() if message.startswith(start)), "window")
+        raise InvalidRequest(message, param=param) from None
 
 
-def _refuse_unknown(scope: str) -> Tx[None]:
-    """A budget on a team or key that does not exist limits nothing; whoever sets it has mistyped."""
-    kind, _, name = scope.partition(":")
-    sql = {"tenant": _TENANT, "team": _TEAM, "key": _KEY}.get(kind)
-    if sql is not None and not (yield Fetch(sql, (name,))):
-        raise NotFound(f"there is no {kind} {name}")
+def add_key(actor: str, record: KeyRecord, pepper: bytes) -> Tx[tuple[KeyRecord, str]]:
+    """Store a new key, in the tenant of its team; its ids and secret are made here. `NotFound` without the team."""
+    teams = yield Fetch(_TEAM, (record.team_id,))
+    if not teams:
+        raise NotFound(f"there is no team {record.team_id}")
+    team = _team_of(teams[0])
+    key_id, secret = secrets.new_key(
+        os.urandom(secrets.ID_RANDOM_BYTES), os.urandom(secrets.SECRET_RANDOM_BYTES)
+    )
+    record = replace(
+        record,
+        key_id=key_id,
+        secret_hmac=secrets.hmac_of(pepper, secret),
+        tenant_id=team.tenant_id,
+        team_models=team.models,
+        team_limit=team.limit,
+    )
+    body = {"name": record.name, "team_id": record.team_id, "task_id": record.task_id}
+    revision, now_ms = yield from audit.record(actor, "key.create", f"key:{key_id}", body)
+    yield Fetch(
+        _ADD_KEY,
+        (
+            key_id,
+            record.secret_hmac,
+            record.tenant_id,
+            record.team_id,
+            record.name,
+            json_text(sorted(record.models)),
+            record.limit.requests_per_min,
+            record.limit.tokens_per_min,
+            record.limit.concurrent,
+            record.expires_at_ms,
+            record.task_id,
+            record.declared_by,
+            json_text(dict(record.labels)),
+            revision,
+            now_ms,
+        ),
+    )
+    return record, secrets.key_text(key_id, secret)
 
 
 def _list_budgets() -> Tx[list[Budget]]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.core.budget import Budget, decide, hold
-from gateway.core.entry import Attempt, Granted, Refused
-from gateway.storage import budget_rows
+import msgspec
+
+from gateway.core.budget import Budget, BudgetMode, decide, exhausted, fits, held_by, hold
+from gateway.core.entry import Amounts, Attempt, Granted, Refused
+from gateway.core.task import ADMITTING, admits
+from gateway.storage import budget_rows, task_rows
+from gateway.storage.budget_rows import Place
 from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
 #: The authority's clock, whether this replica may still admit, and whether anything changed: in one look.
@@ -21,21 +25,21 @@ _BUDGETED_TASK = Sql("SELECT 1 FROM budget WHERE scope LIKE 'task:%' LIMIT 1")
 _TASK_LIMITS = Sql(
     "SELECT team_id, default_task_budget_nano_usd FROM team WHERE default_task_budget_nano_usd IS NOT NULL"
 )
-_HOLDS = Sql(
-    "SELECT attempt_id, amount_nano_usd, remaining_nano_usd, remaining_scope, step FROM hold "
-    "WHERE attempt_id = ANY($1::text[])"
-)
+_HOLDS = Sql("SELECT attempt_id, answer FROM hold WHERE attempt_id = ANY($1::text[])")
+#: Locked after the budgets, as everywhere.
+_STATES = Sql("SELECT task_id, state FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE")
 _COUNT_STEPS = Sql(
     "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, "
     "created_at_ms, last_at_ms, steps) VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $8, $9) "
     "ON CONFLICT (task_id) DO UPDATE SET steps = task.steps + excluded.steps, last_at_ms = excluded.last_at_ms "
-    "RETURNING task_id, steps"
+    "RETURNING task_id, steps, state"
 )
 _INSERT_HOLD = Sql(
-    "INSERT INTO hold (attempt_id, replica_id, replica_epoch, amount_nano_usd, budgets, state, step, "
-    "remaining_nano_usd, remaining_scope, created_at_ms, attempt) "
-    "VALUES ($1, $2, $3, $4, $5, 'held', $6, $7, $8, $9, $10)"
+    "INSERT INTO hold (attempt_id, replica_id, replica_epoch, amount_nano_usd, input_tokens, output_tokens, calls, "
+    "budgets, state, step, created_at_ms, attempt, answer) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'held', $9, $10, $11, $12)"
 )
+_granted = msgspec.json.Decoder(Granted)
 
 
 class LeaseExpired(Exception):
@@ -52,8 +56,9 @@ class Ask:
 
     attempt: Attempt
     scopes: tuple[str, ...]
-    amount_nano_usd: int | None
-    min_amount_nano_usd: int | None
+    amounts: Amounts
+    least: Amounts
+    landing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +90,8 @@ def admit(
 ) -> Tx[Admitted]:
     """Decide `asks` in order and commit their holds; every ask sees the holds granted before it.
 
-    Not `careful`, it takes all attempts for new, and fails with `Conflict` at one that is not. `task_limit` is
-    the lifetime limit of tasks whose team has none of its own. Raises `LeaseExpired`, `Fenced`.
+    Not `careful`, it takes all attempts for new and all tasks for running, and fails with `Conflict` at one that is
+    not. `task_limit` is the lifetime limit of tasks whose team has none of its own. Raises `LeaseExpired`, `Fenced`.
     """
     now_ms, revision = yield from _check_lease(lease)
     if budgeted is None or budgeted.revision != revision:
@@ -96,50 +101,115 @@ def admit(
         answered.update((yield from granted_before([ask.attempt.attempt_id for ask in asks])))
     new = [ask for ask in asks if ask.attempt.attempt_id not in answered]
     by_scope = yield from _lock_budgets(new, budgeted, task_limit, now_ms)
+    states = (yield from _read_states(new)) if careful else {}
 
-    budgets = {b.budget_id: b for found in by_scope.values() for b in found}
-    granted: list[tuple[Ask, Granted, str]] = []
-    touched: set[str] = set()
-    where: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
+    books = _Books(by_scope, now_ms)
     for ask in new:
         attempt_id = ask.attempt.attempt_id
         if careful and attempt_id in answered:  # twice in one batch
             continue
-        if ask.scopes not in where:
-            where[ask.scopes] = _budgets_of(ask.scopes, by_scope)
-        budget_ids, places = where[ask.scopes]
-        held_in = [budgets[i] for i in budget_ids]
-        answer = decide(held_in, ask.amount_nano_usd, ask.min_amount_nano_usd, now_ms)
-        answered[attempt_id] = answer
-        if isinstance(answer, Granted):
-            for b in held_in:
-                budgets[b.budget_id] = hold(b, answer.amount_nano_usd)
-            touched.update(budget_ids)
-            granted.append((ask, answer, places))
+        answered[attempt_id] = books.answer(ask, states.get(ask.attempt.task_id))
 
     if not careful:
         # What was granted twice meets the unique index below; what is refused now may have been granted before.
         refused = [i for i, answer in answered.items() if isinstance(answer, Refused)]
         if refused and (yield from granted_before(refused)):
             raise Conflict("an attempt was reserved before")
-    if touched:
-        yield from budget_rows.write_holds(budgets[i] for i in sorted(touched))
-    if granted:
-        answered.update((yield from _write(granted, lease, now_ms)))
+    if books.touched:
+        yield from budget_rows.write_holds(books.budgets[i] for i in sorted(books.touched))
+    if books.shadows:
+        yield from budget_rows.announce([_shadow(books.budgets[i]) for i in sorted(books.shadows)], now_ms)
+    if books.granted:
+        answered.update((yield from _write(books.granted, lease, now_ms)))
+    if books.used_up:
+        yield from task_rows.pause_used_up(books.used_up, now_ms)
     return Admitted([answered[ask.attempt.attempt_id] for ask in asks], budgeted)
 
 
-def _budgets_of(scopes: tuple[str, ...], by_scope: Mapping[str, list[Budget]]) -> tuple[tuple[str, ...], str]:
-    """The ids of a hold's budgets, and where it is held, as the hold's row says it."""
-    found = [b for scope in dict.fromkeys(scopes) for b in by_scope.get(scope, ())]
-    places = budget_rows.places_text((b.budget_id, b.window_start_ms) for b in found)
-    return tuple(b.budget_id for b in found), places
+class _Books:
+    """The locked budgets of a batch while it is decided."""
+
+    def __init__(self, by_scope: Mapping[str, list[Budget]], now_ms: int) -> None:
+        self.budgets = {b.budget_id: b for found in by_scope.values() for b in found}
+        self.granted: list[tuple[Ask, Granted, str]] = []
+        self.touched: set[str] = set()
+        self.shadows: set[str] = set()  # ids of shadow budgets that would have refused something
+        self.used_up: dict[str, Refused] = {}  # task id -> what says that its budget is
+        self._by_scope = by_scope
+        self._now_ms = now_ms
+        self._where: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
+
+    def answer(self, ask: Ask, state: str | None) -> Granted | Refused:
+        """Decide one ask, and hold what it is granted; `state` is its task's, None = it is running."""
+        budget_ids, places = self._budgets_of(ask.scopes)
+        if not budget_ids:  # the common case, and the fast one
+            answer = decide((), ask.amounts, ask.least, self._now_ms)
+        else:
+            held_in = [self.budgets[i] for i in budget_ids]
+            answer = decide(held_in, ask.amounts, ask.least, self._now_ms, ask.landing)
+        if state is not None and not admits(state, ask.landing):
+            return _stopped(ask, answer, state)
+        if isinstance(answer, Refused):
+            own = f"task:{ask.attempt.task_id}"
+            # What a window or a hold may bring back is worth another try; the rest waits for a person.
+            if answer.scope == own and answer.resets_at_ms is None and exhausted(answer, ask.least):
+                self.used_up[ask.attempt.task_id] = answer
+            return answer
+        if budget_ids:
+            self._hold(budget_ids, ask, answer)
+        self.granted.append((ask, answer, places))
+        return answer
+
+    def _hold(self, budget_ids: tuple[str, ...], ask: Ask, answer: Granted) -> None:
+        amounts = held_by(ask.amounts, answer)
+        for i in budget_ids:
+            before = self.budgets[i]
+            after = hold(before, amounts)
+            if before.mode is BudgetMode.SHADOW and not fits(before, ask.amounts, ask.least):
+                after = msgspec.structs.replace(after, would_refuse=after.would_refuse + 1)
+                self.shadows.add(i)
+            if after is not before:
+                self.budgets[i] = after
+                self.touched.add(i)
+
+    def _budgets_of(self, scopes: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+        """The ids of a hold's budgets, and where it is held, as the hold's row says it."""
+        known = self._where.get(scopes)
+        if known is None:
+            found = [b for scope in dict.fromkeys(scopes) for b in self._by_scope.get(scope, ())]
+            known = tuple(b.budget_id for b in found), budget_rows.places_text(map(Place.of, found))
+            self._where[scopes] = known
+        return known
+
+
+def _stopped(ask: Ask, answer: Granted | Refused, state: str) -> Refused:
+    if isinstance(answer, Refused):
+        return msgspec.structs.replace(answer, state=state)
+    return Refused(f"task:{ask.attempt.task_id}", 0, 0, 0, None, state=state)
+
+
+def _shadow(b: Budget) -> tuple[str, str, Mapping[str, object]]:
+    body = {
+        "scope": b.scope,
+        "unit": b.unit,
+        "limit": b.limit,
+        "spent": b.spent,
+        "held": b.reserved,
+        "window_start_ms": b.window_start_ms,
+    }
+    return "budget_shadow", f"shadow/{b.budget_id}/{b.window_start_ms}/{b.epoch}", body
 
 
 def granted_before(attempt_ids: list[str]) -> Tx[dict[str, Granted]]:
     """The first answers of attempts that have a hold already, whatever became of it."""
     rows = yield Fetch(_HOLDS, (attempt_ids,))
-    return {attempt_id: Granted(*answer) for attempt_id, *answer in rows}
+    return {attempt_id: _granted.decode(answer) for attempt_id, answer in rows}
+
+
+def _read_states(asks: Sequence[Ask]) -> Tx[dict[str, str]]:
+    """The states of those tasks that are not simply running."""
+    rows = yield Fetch(_STATES, (sorted({ask.attempt.task_id for ask in asks}),))
+    return {task_id: state for task_id, state in rows if state not in ADMITTING}
 
 
 def _check_lease(lease: Lease) -> Tx[tuple[int, int]]:
@@ -196,16 +266,20 @@ def _write(granted: Sequence[tuple[Ask, Granted, str]], lease: Lease, now_ms: in
     rows = yield FetchEach(
         _COUNT_STEPS, [_task_row(attempts[t], now_ms, firsts[t]) for t in sorted(attempts)]
     )
-    step = {task_id: steps - firsts[task_id] for task_id, steps in rows}
+    step = {}
+    for task_id, steps, state in rows:
+        if state not in ADMITTING and not all(
+            admits(state, ask.landing) for ask, _, _ in granted if ask.attempt.task_id == task_id
+        ):
+            raise Conflict("a task admits nothing")
+        step[task_id] = steps - firsts[task_id]
     answers: dict[str, Granted] = {}
     holds = []
     for ask, answer, places in granted:
         attempt = ask.attempt
         # A later attempt of a request is the same step again.
         step[attempt.task_id] += attempt.attempt_no == 1
-        final = Granted(
-            answer.amount_nano_usd, answer.remaining_nano_usd, answer.remaining_scope, step[attempt.task_id]
-        )
+        final = msgspec.structs.replace(answer, task_step=step[attempt.task_id])
         answers[attempt.attempt_id] = final
         holds.append(
             (
@@ -213,12 +287,14 @@ def _write(granted: Sequence[tuple[Ask, Granted, str]], lease: Lease, now_ms: in
                 lease.replica_id,
                 lease.epoch,
                 final.amount_nano_usd,
+                ask.amounts.input_tokens or 0,
+                final.output_tokens or 0,
+                ask.amounts.calls,
                 places,
                 final.task_step,
-                final.remaining_nano_usd,
-                final.remaining_scope,
                 now_ms,
                 json_text(attempt),
+                json_text(final),
             )
         )
     yield Each(_INSERT_HOLD, holds)

@@ -1,54 +1,66 @@
-"""Budget rows inside a transaction: lock them, roll ended windows, move money. Arithmetic is in core/budget.py."""
+"""Budget rows inside a transaction: lock them, roll ended windows, move amounts. Arithmetic is in core/budget.py."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from gateway.core.budget import Budget, OnExceed, at, counts_from_ms, crossed
+from gateway.core.budget import (
+    Budget,
+    BudgetMode,
+    Delta,
+    OnExceed,
+    at,
+    counts_from_ms,
+    crossed,
+    in_force,
+    propagate,
+)
+from gateway.core.entry import Unit
 from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.storage.transact import Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
 #: (budget id, start of the window that admitted the hold): a hold settles in that window, even after its end.
-Place = tuple[str, int]
-#: (change of held, change of posted)
-Delta = tuple[int, int]
+Window = tuple[str, int]
 
 COLUMNS = (
-    'budget_id, scope, "window", zone, window_start_ms, window_end_ms, limit_nano_usd, posted_nano_usd, '
-    "held_nano_usd, on_exceed, epoch"
+    'budget_id, scope, "window", zone, window_start_ms, window_end_ms, limit_amount, posted_amount, held_amount, '
+    "on_exceed, epoch, unit, mode, alert_percents, landing_percent, override_limit_amount, override_until_ms, "
+    "ancestors, carved_amount, would_refuse"
 )
 _LOCK = Sql(f"SELECT {COLUMNS} FROM budget WHERE scope = ANY($1::text[]) ORDER BY budget_id FOR UPDATE")  # noqa: S608
+_LOCK_BY_ID = Sql(
+    f"SELECT {COLUMNS} FROM budget WHERE budget_id = ANY($1::text[]) ORDER BY budget_id FOR UPDATE"  # noqa: S608
+)
 _READ = Sql(f"SELECT {COLUMNS} FROM budget WHERE scope = $1 ORDER BY budget_id")  # noqa: S608
 _NOW = Sql("SELECT now_ms()")
 _EARLIER = Sql(
-    "SELECT budget_id, window_start_ms, posted_nano_usd, held_nano_usd FROM budget_closed "
+    "SELECT budget_id, window_start_ms, posted_amount, held_amount FROM budget_closed "
     "WHERE budget_id = ANY($1::text[]) AND window_start_ms >= $2"
 )
 _ARCHIVE = Sql(
-    "INSERT INTO budget_closed (budget_id, window_start_ms, window_end_ms, scope, limit_nano_usd, "
-    "posted_nano_usd, held_nano_usd) VALUES ($1, $2, $3, $4, $5, $6, $7)"
+    "INSERT INTO budget_closed (budget_id, window_start_ms, window_end_ms, scope, unit, limit_amount, "
+    "posted_amount, held_amount, would_refuse) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 )
 _ROLL = Sql(
-    "UPDATE budget SET window_start_ms = $2, window_end_ms = $3, posted_nano_usd = 0, held_nano_usd = 0 "
-    "WHERE budget_id = $1"
+    "UPDATE budget SET window_start_ms = $2, window_end_ms = $3, posted_amount = 0, held_amount = 0, "
+    "would_refuse = 0 WHERE budget_id = $1"
 )
-_HOLD = Sql("UPDATE budget SET held_nano_usd = $2 WHERE budget_id = $1")
+_HOLD = Sql("UPDATE budget SET held_amount = $2, would_refuse = $3 WHERE budget_id = $1")
 _CREATE_FOR_TASK = Sql(
-    'INSERT INTO budget (budget_id, scope, "window", zone, window_start_ms, limit_nano_usd, on_exceed, epoch, '
+    'INSERT INTO budget (budget_id, scope, "window", zone, window_start_ms, limit_amount, on_exceed, epoch, '
     "created_at_ms) VALUES ($1, $2, 'lifetime', 'UTC', 0, $3, 'error', 0, $4) ON CONFLICT DO NOTHING"
 )
 _SETTLE = Sql(
-    "UPDATE budget SET held_nano_usd = held_nano_usd + $3, posted_nano_usd = posted_nano_usd + $4 "  # noqa: S608
+    "UPDATE budget SET held_amount = held_amount + $3, posted_amount = posted_amount + $4 "  # noqa: S608
     "WHERE budget_id = $1 AND window_start_ms = $2 RETURNING " + COLUMNS
 )
 _SETTLE_CLOSED = Sql(
-    "UPDATE budget_closed SET held_nano_usd = held_nano_usd + $3, posted_nano_usd = posted_nano_usd + $4 "
+    "UPDATE budget_closed SET held_amount = held_amount + $3, posted_amount = posted_amount + $4 "
     "WHERE budget_id = $1 AND window_start_ms = $2"
 )
 _ANNOUNCE = Sql(
@@ -57,15 +69,67 @@ _ANNOUNCE = Sql(
 )
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where amounts are held or posted. In a row: a JSON array, which ends where the defaults begin."""
+
+    budget_id: str
+    window_start_ms: int
+    unit: Unit = Unit.USD
+    ancestors: tuple[str, ...] = ()  # of the budget, which take part in what it posts
+
+    @classmethod
+    def of(cls, budget: Budget) -> Place:
+        return cls(budget.budget_id, budget.window_start_ms, budget.unit, budget.ancestors)
+
+
 def budget_of(row: Row) -> Budget:
-    budget_id, scope, window, zone, start_ms, end_ms, limit, posted, held, on_exceed, epoch = row
+    """A row of COLUMNS."""
+    budget_id, scope, window, zone, start_ms, end_ms, limit, posted, held, on_exceed, epoch, *more = row
+    unit, mode, percents, landing, override, until_ms, ancestors, carved, would_refuse = more
     return Budget(
-        budget_id, scope, window, zone, start_ms, end_ms, limit, posted, held, OnExceed(on_exceed), epoch
+        budget_id,
+        scope,
+        window,
+        zone,
+        start_ms,
+        end_ms,
+        limit,
+        posted,
+        held,
+        OnExceed(on_exceed),
+        epoch,
+        Unit(unit),
+        BudgetMode(mode),
+        _percents(percents),
+        landing,
+        override,
+        until_ms,
+        _ids(ancestors),
+        carved,
+        would_refuse,
     )
 
 
+@lru_cache(256)
+def _percents(text: str) -> tuple[int, ...]:
+    return msgspec.json.decode(text, type=tuple[int, ...])
+
+
+@lru_cache(4096)
+def _ids(text: str) -> tuple[str, ...]:
+    return msgspec.json.decode(text, type=tuple[str, ...])
+
+
 def places_text(places: Iterable[Place]) -> str:
-    return json_text(tuple(places))
+    return json_text([_short(place) for place in places])
+
+
+def _short(place: Place) -> tuple[object, ...]:
+    if place.ancestors:
+        return place.budget_id, place.window_start_ms, place.unit, place.ancestors
+    if place.unit is Unit.USD:
+        return place.budget_id, place.window_start_ms
+    return place.budget_id, place.window_start_ms, place.unit
 
 
 @lru_cache(4096)  # most holds of a moment are in the same few budgets
@@ -97,8 +161,16 @@ def lock(
     return by_scope
 
 
+def lock_by_id(budget_ids: Iterable[str], now_ms: int) -> Tx[dict[str, Budget]]:
+    """Lock these budgets in the order of their ids, as they stand now; windows are not rolled."""
+    rows = yield Fetch(_LOCK_BY_ID, (sorted(set(budget_ids)),))
+    budgets = [at(budget_of(row), now_ms) for row in rows]
+    return {b.budget_id: b for b in budgets}
+
+
 def _roll(budgets: list[Budget], now_ms: int) -> Tx[list[Budget]]:
     ended = [b for b in budgets if b.window_end_ms is not None and b.window_end_ms <= now_ms]
+    budgets = [at(b, now_ms) for b in budgets]
     if ended:
         yield Each(
             _ARCHIVE,
@@ -108,14 +180,15 @@ def _roll(budgets: list[Budget], now_ms: int) -> Tx[list[Budget]]:
                     b.window_start_ms,
                     b.window_end_ms,
                     b.scope,
-                    b.limit_nano_usd,
-                    b.posted_nano_usd,
-                    b.held_nano_usd,
+                    b.unit.value,
+                    b.limit,
+                    b.posted,
+                    b.held,
+                    b.would_refuse,
                 )
                 for b in ended
             ],
         )
-        budgets = [at(b, now_ms) for b in budgets]
         changed = {b.budget_id for b in ended}
         yield Each(
             _ROLL,
@@ -134,14 +207,14 @@ def with_earlier(budgets: list[Budget], now_ms: int) -> Tx[list[Budget]]:
         return budgets
     posted = dict.fromkeys(rolling, 0)
     held = dict.fromkeys(rolling, 0)
-    for budget_id, start_ms, posted_nano_usd, held_nano_usd in (
+    for budget_id, start_ms, posted_amount, held_amount in (
         yield Fetch(_EARLIER, (sorted(rolling), min(rolling.values())))
     ):
         if start_ms >= rolling[budget_id]:
-            posted[budget_id] += posted_nano_usd
-            held[budget_id] += held_nano_usd
+            posted[budget_id] += posted_amount
+            held[budget_id] += held_amount
     return [
-        replace(b, earlier_posted_nano_usd=posted[b.budget_id], earlier_held_nano_usd=held[b.budget_id])
+        msgspec.structs.replace(b, earlier_posted=posted[b.budget_id], earlier_held=held[b.budget_id])
         if b.budget_id in rolling
         else b
         for b in budgets
@@ -156,39 +229,78 @@ def read(scope: str) -> Tx[list[Budget]]:
 
 
 def write_holds(budgets: Iterable[Budget]) -> Tx[None]:
-    """Write what is held. Only under the lock taken by `lock`."""
-    yield Each(_HOLD, [(b.budget_id, b.held_nano_usd) for b in budgets])
+    """Write what is held, and how much a shadow would have refused. Only under the lock taken by `lock`."""
+    yield Each(_HOLD, [(b.budget_id, b.held, b.would_refuse) for b in budgets])
 
 
-def move(deltas: Mapping[Place, Delta], now_ms: int) -> Tx[None]:
-    """Add (held, posted) to the windows where they belong, in the order of ids, and announce crossed thresholds.
+class Moves:
+    """Changes of budgets, added up over a batch."""
 
-    A budget that was removed meanwhile is in neither table, and takes nothing.
+    __slots__ = ("ancestors", "deltas")
+
+    def __init__(self) -> None:
+        self.deltas: dict[Window, Delta] = {}
+        self.ancestors: set[str] = set()
+
+    def add(self, place: Place, held: int, posted: int) -> None:
+        window = place.budget_id, place.window_start_ms
+        held_so_far, posted_so_far = self.deltas.get(window, (0, 0))
+        self.deltas[window] = held_so_far + held, posted_so_far + posted
+        self.ancestors.update(place.ancestors)
+
+
+def move(moves: Moves, now_ms: int) -> Tx[list[tuple[Budget, int, list[int]]]]:
+    """Add (held, posted) to the windows where they belong, and in the budgets that those are carved from, in the
+    order of ids; announce crossed thresholds.
+
+    A budget that was removed meanwhile is in neither table, and takes nothing. Returns the budgets of tasks in which
+    anything was posted, by how much, and the percents that they crossed.
     """
+    deltas = moves.deltas
     if not deltas:
-        return
-    rows = [(*place, *deltas[place]) for place in sorted(deltas)]
-    budgets = [budget_of(row) for row in (yield FetchEach(_SETTLE, rows))]
+        return []
+    if moves.ancestors:
+        deltas = yield from _with_ancestors(moves, now_ms)
+    rows = [(*window, *deltas[window]) for window in sorted(deltas)]
+    budgets = [in_force(budget_of(row), now_ms) for row in (yield FetchEach(_SETTLE, rows))]
     current = {(b.budget_id, b.window_start_ms) for b in budgets}
     closed = [row for row in rows if (row[0], row[1]) not in current]
     if closed:
         yield Each(_SETTLE_CLOSED, closed)
     alerts = []
+    posted_in_tasks = []
     for b in (
-        yield from with_earlier([b for b in budgets if deltas[b.budget_id, b.window_start_ms][1] > 0], now_ms)
+        yield from with_earlier([b for b in budgets if deltas[b.budget_id, b.window_start_ms][1]], now_ms)
     ):
-        after = b.spent_nano_usd
-        before = after - deltas[b.budget_id, b.window_start_ms][1]
-        for percent in crossed(b.limit_nano_usd, before, after):
-            body = {
-                "scope": b.scope,
-                "percent": percent,
-                "limit_nano_usd": b.limit_nano_usd,
-                "spent_nano_usd": after,
-                "window_start_ms": b.window_start_ms,
-            }
-            alerts.append(("budget_alert", f"{b.budget_id}/{b.window_start_ms}/{b.epoch}/{percent}", body))
+        posted = deltas[b.budget_id, b.window_start_ms][1]
+        percents = crossed(b.alert_percents, b.limit, b.spent - posted, b.spent)
+        alerts += [_alert(b, percent) for percent in percents]
+        if b.scope.startswith("task:"):
+            posted_in_tasks.append((b, posted, percents))
     yield from announce(alerts, now_ms)
+    return posted_in_tasks
+
+
+def _with_ancestors(moves: Moves, now_ms: int) -> Tx[dict[Window, Delta]]:
+    """The budgets of tasks are for their lifetime: one window, which begins at 0."""
+    budgets = yield from lock_by_id({b for b, _ in moves.deltas} | moves.ancestors, now_ms)
+    tasks = {i: b for i, b in budgets.items() if b.window_end_ms is None}
+    within = {i: delta for (i, start_ms), delta in moves.deltas.items() if i in tasks and start_ms == 0}
+    changes = {(i, 0): delta for i, delta in propagate(tasks, within).items()}
+    return {**moves.deltas, **changes}
+
+
+def _alert(b: Budget, percent: int) -> tuple[str, str, Mapping[str, Any]]:
+    body = {
+        "scope": b.scope,
+        "unit": b.unit,
+        "percent": percent,
+        "limit": b.limit,
+        "spent": b.spent,
+        "window_start_ms": b.window_start_ms,
+    }
+    # A limit that was changed is crossed anew: the epoch counts its changes.
+    return "budget_alert", f"{b.budget_id}/{b.window_start_ms}/{b.epoch}/{percent}", body
 
 
 def announce(messages: Sequence[tuple[str, str, Mapping[str, Any]]], now_ms: int) -> Tx[None]:

@@ -44,19 +44,23 @@ S = TypeVar("S", Attempt, Outcome)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry about to be written. `amount`, `list_cost` and `tokens` are signed differences in a `correct`."""
+    """One entry about to be written. `charged`, `list_cost` and `tokens` are signed differences in a `correct`."""
 
     entry_id: str
     at_ms: int
     attempt: Attempt
     outcome: Outcome
     kind: Kind
-    amount_nano_usd: int
+    charged: tuple[int, int, int, int]  # to budgets: nano-dollars, input tokens, output tokens, calls
     list_cost_nano_usd: int
     tokens: tuple[int, ...]  # as TOKEN_COLUMNS
     hold_nano_usd: int
     step: int
     budgets: str
+
+    @property
+    def amount_nano_usd(self) -> int:
+        return self.charged[0]
 
 
 def tokens_of(outcome: Outcome) -> tuple[int, ...]:
@@ -195,4 +199,5 @@ def _ledger_row(e: Entry, replica_id: str, now_ms: int) -> tuple[Any, ...]:
         o.upstream_request_id,
         o.service_tier,
         o.note,
+        *e.charged[1:],
     )

@@ -27,7 +27,7 @@ _MISS_EVERY_S = 0.05
 SELECT_KEYS = (
     "SELECT k.key_id, k.secret_hmac, k.tenant_id, k.team_id, k.name, k.models, t.models, k.expires_at_ms, "
     "k.revoked_at_ms, k.requests_per_min, k.tokens_per_min, k.concurrent, t.requests_per_min, t.tokens_per_min, "
-    "t.concurrent, k.task_id, k.labels FROM virtual_key k JOIN team t ON t.team_id = k.team_id"
+    "t.concurrent, k.task_id, k.labels, k.declared_by FROM virtual_key k JOIN team t ON t.team_id = k.team_id"
 )
 _REVISION = Sql("SELECT number FROM revision")
 _CHANGED = Sql(f"{SELECT_KEYS} WHERE k.revision > $1 OR t.revision > $1")
@@ -50,6 +50,7 @@ def record_of(row: Row) -> KeyRecord:
         team_limit=RateLimit(row[12], row[13], row[14]),
         task_id=row[15],
         labels=msgspec.json.decode(row[16], type=dict[str, str]),
+        declared_by=row[17],
     )
 
 

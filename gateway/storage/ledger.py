@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.core.budget import Budget, exhausted
-from gateway.core.entry import Attempt, Granted, Kind, Outcome, Refused, Settled
+from gateway.core.budget import AMOUNT_MAX, Budget, exhausted
+from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.core.ids import ms_of
-from gateway.core.money import MAX_NANO_USD
 from gateway.core.usage import Quality, Usage
 from gateway.storage import budget_rows
 from gateway.storage import lease as leases
@@ -141,25 +140,27 @@ class SqlLedger:
         self,
         attempt: Attempt,
         scopes: Sequence[str],
-        amount_nano_usd: int | None,
-        min_amount_nano_usd: int | None,
+        ask: Amounts,
+        least: Amounts,
+        *,
+        landing: bool = False,
     ) -> Granted | Refused:
-        known = self._known_refusal(scopes, amount_nano_usd, min_amount_nano_usd)
+        known = self._known_refusal(scopes, ask, least, landing)
         if known is not None:
             return known
         if self._adrift:
             raise LedgerUnavailable("the ledger's journal cannot be written")
         ms_of(attempt.attempt_id)
-        _refuse_unstorable(amount_nano_usd or 0, min_amount_nano_usd or 0)
-        ask = Ask(storable(attempt), tuple(scopes), amount_nano_usd, min_amount_nano_usd)
-        future = self._admissions.submit(ask)
+        _refuse_unstorable(ask.nano_usd or 0, ask.input_tokens or 0, ask.output_tokens or 0, ask.calls)
+        wish = Ask(storable(attempt), tuple(scopes), ask, least, landing)
+        future = self._admissions.submit(wish)
         try:
             answer = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(ask, future.result())
+                self._give_back(wish, future.result())
             raise
-        if isinstance(answer, Refused) and exhausted(answer, min_amount_nano_usd):
+        if isinstance(answer, Refused) and not landing and (answer.state or exhausted(answer, least)):
             self._remember_refusal(answer)
         return answer
 
@@ -396,14 +397,18 @@ class SqlLedger:
     # --- refusals that are known -----------------------------------------------------------------------
 
     def _known_refusal(
-        self, scopes: Sequence[str], amount_nano_usd: int | None, min_amount_nano_usd: int | None
+        self, scopes: Sequence[str], ask: Amounts, least: Amounts, landing: bool
     ) -> Refused | None:
-        """Refusals by posted money alone are repeated from memory, so that a storm of them costs no SQL."""
-        if not self._refusals or amount_nano_usd == 0:
+        """Refusals by what is posted alone, or by the task's state, are repeated from memory, so that a storm of them
+        costs no SQL. A landing, which may use more than others, always asks.
+        """
+        if not self._refusals or landing:
             return None
         for scope in scopes:
             until, refused = self._refusals.get(scope, (0.0, None))
-            if refused is None or not exhausted(refused, min_amount_nano_usd):
+            if refused is None:
+                continue
+            if not refused.state and (ask.of(refused.unit) == 0 or not exhausted(refused, least)):
                 continue
             over = refused.resets_at_ms is not None and refused.resets_at_ms <= self._clock.now_ms()
             if not over and self._clock.monotonic() < until:
@@ -427,10 +432,10 @@ def _split(endings: Sequence[Ending]) -> tuple[list[Ending], list[Ending]]:
     return list(first.values()), again
 
 
-def _refuse_unstorable(*amounts_nano_usd: int) -> None:
-    for amount in amounts_nano_usd:
-        if not 0 <= amount <= MAX_NANO_USD:
-            raise ValueError(f"an amount must be from 0 to {MAX_NANO_USD} nano-dollars, not {amount}")
+def _refuse_unstorable(*amounts: int) -> None:
+    for amount in amounts:
+        if not 0 <= amount <= AMOUNT_MAX:
+            raise ValueError(f"an amount must be from 0 to {AMOUNT_MAX}, not {amount}")
 
 
 def _never_sent() -> Outcome:

@@ -6,7 +6,7 @@ Times are those of the attempts' starts. All raise `Unavailable` when the store 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,19 +91,24 @@ async def entries(
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A budget window whose totals are not the sums of its entries and open holds. There must be none."""
+    """A budget window whose totals are not the sums of its entries, open holds and children. There must be none.
+
+    All amounts are in `unit`.
+    """
 
     budget_id: str
     window_start_ms: int
     scope: str
-    posted_nano_usd: int
-    posted_by_entries_nano_usd: int
-    held_nano_usd: int
-    held_by_holds_nano_usd: int
+    unit: str
+    posted: int
+    posted_by_entries: int
+    held: int
+    held_by_holds: int
 
 
 async def drift(database: Database) -> list[Drift]:
-    """Recompute every budget window from entries and holds (invariant I3) and return those that differ.
+    """Recompute every budget window from entries, holds and the budgets carved from it (invariant I3) and return those
+    that differ.
 
     Reads the whole ledger: for `doctor` and tests. Windows of removed budgets are left out.
     """
@@ -170,39 +175,50 @@ _ENTRIES = Sql(
 )
 
 
-_HELD = "state = 'held'"
-
-
-def _drift_sql(places: str, budget_id: str, start_ms: str) -> str:
-    """`places` unfolds the JSON array of [budget_id, window_start_ms] of a row."""
-
-    def total(table: str, column: str, condition: str) -> str:
-        return (
-            f"SELECT {budget_id} AS b, {start_ms} AS w, sum({column}) AS n FROM {table}, {places} "  # noqa: S608
-            f"WHERE {condition} GROUP BY 1, 2"
-        )
-
+def _drift_sql(places: str, field: Callable[[int], str], first: str) -> str:
+    """`places` unfolds a row's JSON array of places, `field` names the n-th element of one, `first` an ancestor."""
+    window = f"{field(0)} AS b, CAST({field(1)} AS BIGINT) AS w"
+    unit = f"CASE coalesce({field(2)}, 'usd')"
+    posted = (
+        f"{unit} WHEN 'usd' THEN amount_nano_usd WHEN 'input_tokens' THEN charged_input_tokens "
+        "WHEN 'output_tokens' THEN charged_output_tokens ELSE charged_calls END"
+    )
+    held = (
+        f"{unit} WHEN 'usd' THEN amount_nano_usd WHEN 'input_tokens' THEN input_tokens "
+        "WHEN 'output_tokens' THEN output_tokens ELSE calls END"
+    )
+    # What a child occupies of its parent: core/budget.py, `claim`.
+    claim = (
+        "CASE WHEN held_amount > carved_amount - posted_amount THEN held_amount "
+        "ELSE carved_amount - posted_amount END"
+    )
+    child = f"FROM budget WHERE ancestors <> '[]' GROUP BY {first}"
+    columns = "budget_id, window_start_ms, scope, unit, posted_amount, held_amount"
     return (
-        "WITH windows AS (SELECT budget_id, window_start_ms, scope, posted_nano_usd, held_nano_usd FROM budget "  # noqa: S608
-        "UNION ALL SELECT budget_id, window_start_ms, scope, posted_nano_usd, held_nano_usd FROM budget_closed), "
-        f"posted AS ({total('ledger', 'amount_nano_usd', '1 = 1')}), "
-        f"held AS ({total('hold', 'amount_nano_usd', _HELD)}) "
-        "SELECT budget_id, window_start_ms, scope, posted_nano_usd, CAST(coalesce(p.n, 0) AS BIGINT), "
-        "held_nano_usd, CAST(coalesce(h.n, 0) AS BIGINT) FROM windows "
+        f"WITH windows AS (SELECT {columns} FROM budget UNION ALL SELECT {columns} FROM budget_closed), "  # noqa: S608
+        f"posted AS (SELECT {window}, sum({posted}) AS n FROM ledger, {places} GROUP BY 1, 2), "
+        f"held AS (SELECT {window}, sum({held}) AS n FROM hold, {places} WHERE state = 'held' GROUP BY 1, 2), "
+        f"below AS (SELECT {first} AS b, sum(posted_amount) AS posted, sum({claim}) AS held {child}), "
+        "sums AS (SELECT windows.*, "
+        "CAST(coalesce(p.n, 0) + coalesce(c.posted, 0) AS BIGINT) AS posted_sum, "
+        "CAST(coalesce(h.n, 0) + coalesce(c.held, 0) AS BIGINT) AS held_sum FROM windows "
         "LEFT JOIN posted p ON p.b = budget_id AND p.w = window_start_ms "
         "LEFT JOIN held h ON h.b = budget_id AND h.w = window_start_ms "
-        "WHERE posted_nano_usd <> coalesce(p.n, 0) OR held_nano_usd <> coalesce(h.n, 0) ORDER BY 1, 2"
+        # Only budgets for a lifetime have children, so the window needs no comparison.
+        "LEFT JOIN below c ON c.b = budget_id) "
+        "SELECT budget_id, window_start_ms, scope, unit, posted_amount, posted_sum, held_amount, held_sum FROM sums "
+        "WHERE posted_amount <> posted_sum OR held_amount <> held_sum ORDER BY 1, 2"
     )
 
 
 _DRIFT = Sql.of(
     postgres=_drift_sql(
-        "jsonb_array_elements(budgets::jsonb) AS place", "place ->> 0", "CAST(place ->> 1 AS BIGINT)"
+        "jsonb_array_elements(budgets::jsonb) AS place", lambda n: f"place ->> {n}", "ancestors::jsonb ->> 0"
     ),
     sqlite=_drift_sql(
         "json_each(budgets) AS place",
-        "json_extract(place.value, '$[0]')",
-        "json_extract(place.value, '$[1]')",
+        lambda n: f"json_extract(place.value, '$[{n}]')",
+        "json_extract(ancestors, '$[0]')",
     ),
 )
 

@@ -6,14 +6,16 @@ one correction, whatever any process believes, by two unique indexes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.core.entry import Attempt, Kind, Outcome, Settled
+from gateway.core.budget import Budget
+from gateway.core.catalog import Operation
+from gateway.core.entry import Attempt, Kind, Outcome, Settled, Unit
 from gateway.core.ids import ms_of
 from gateway.core.usage import Quality
-from gateway.storage import budget_rows, entry_rows
-from gateway.storage.budget_rows import Place
+from gateway.storage import budget_rows, entry_rows, task_rows
+from gateway.storage.budget_rows import Moves, Place
 from gateway.storage.entry_rows import Entry
 from gateway.storage.tables import TOKEN_COLUMNS
 from gateway.storage.transact import Fetch, Sql, Tx
@@ -21,10 +23,12 @@ from gateway.storage.transact import Fetch, Sql, Tx
 _END_HOLDS = Sql(
     "UPDATE hold SET state = 'ended' WHERE state = 'held' AND attempt_id IN "
     "(SELECT attempt_id FROM hold WHERE attempt_id = ANY($1::text[]) AND state = 'held' "
-    "ORDER BY attempt_id FOR UPDATE) RETURNING attempt_id, amount_nano_usd, budgets, step, now_ms()"
+    "ORDER BY attempt_id FOR UPDATE) RETURNING attempt_id, budgets, step, amount_nano_usd, input_tokens, "
+    "output_tokens, calls, now_ms()"
 )
 _ENTRIES = Sql(
     "SELECT attempt_id, kind, amount_nano_usd, list_cost_nano_usd, quality, budgets, step, "  # noqa: S608
+    "charged_input_tokens, charged_output_tokens, charged_calls, "
     + ", ".join(TOKEN_COLUMNS)
     + " FROM ledger WHERE attempt_id = ANY($1::text[])"
 )
@@ -40,18 +44,23 @@ class Ending:
     outcome: Outcome
 
 
+#: (nano-dollars, input tokens, output tokens, calls)
+Charged = tuple[int, int, int, int]
+_UNITS = (Unit.USD, Unit.INPUT_TOKENS, Unit.OUTPUT_TOKENS, Unit.CALLS)
+
+
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    amount_nano_usd: int
     budgets: str
     step: int
+    amounts: Charged
 
 
 @dataclass(slots=True)
 class _Posted:
     """What the ledger says about an attempt so far."""
 
-    amount_nano_usd: int
+    charged: Charged
     list_cost_nano_usd: int
     tokens: tuple[int, ...]
     quality: Quality = Quality.UNKNOWN
@@ -68,8 +77,8 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     """
     ids = [e.attempt.attempt_id for e in endings]
     rows = yield Fetch(_END_HOLDS, (ids,))
-    now_ms: int = rows[0][4] if rows else (yield Fetch(_NOW))[0][0]
-    ended = {row[0]: _Hold(row[1], row[2], row[3]) for row in rows}
+    now_ms: int = rows[0][7] if rows else (yield Fetch(_NOW))[0][0]
+    ended = {row[0]: _Hold(row[1], row[2], tuple(row[3:7])) for row in rows}
     look_at = [i for i in ids if careful or i not in ended]
     posted = (yield from _read_posted(look_at)) if look_at else {}
     lost = [
@@ -80,8 +89,8 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     entry_ids = budget_rows.fresh_ids("ent", now_ms, len(endings))
     answers: list[Settled] = []
     entries: list[Entry] = []
-    deltas: dict[Place, tuple[int, int]] = {}
-    breaches = []
+    moves = Moves()
+    breaches: list[tuple[str, str, dict[str, object]]] = []
     for ending in endings:
         attempt_id = ending.attempt.attempt_id
         hold = ended.get(attempt_id)
@@ -91,30 +100,40 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
             entry = _correction(ending, before, next(entry_ids))
             answers.append(Settled.CORRECTED if entry else Settled.ALREADY)
         else:
-            entry = _terminal(ending, hold or _Hold(0, lost_places[attempt_id], 0), next(entry_ids))
+            entry = _terminal(
+                ending, hold, hold.budgets if hold else lost_places[attempt_id], next(entry_ids)
+            )
             answers.append(Settled.SETTLED)
-            if hold and hold.budgets != "[]" and entry.amount_nano_usd > hold.amount_nano_usd:
-                breaches.append(_breach(entry))
+            if hold and hold.budgets != "[]":
+                breaches += _breaches(entry, hold)
         if hold:
-            _shift(deltas, hold.budgets, -hold.amount_nano_usd, 0)
+            _shift(moves, hold.budgets, hold.amounts, held=True)
         if entry:
             entries.append(entry)
-            _shift(deltas, entry.budgets, 0, entry.amount_nano_usd)
+            _shift(moves, entry.budgets, entry.charged, held=False)
     if entries:
         yield from entry_rows.write(entries, replica_id, now_ms)
-    yield from budget_rows.move(deltas, now_ms)
+    posted_in_tasks = yield from budget_rows.move(moves, now_ms)
     yield from budget_rows.announce(breaches, now_ms)
     if entries:
         yield from entry_rows.add_up(entries, now_ms)
+    if posted_in_tasks:
+        yield from task_rows.follow(posted_in_tasks)
     return answers
 
 
 def _read_posted(attempt_ids: list[str]) -> Tx[dict[str, _Posted]]:
     found: dict[str, _Posted] = {}
     rows = yield Fetch(_ENTRIES, (attempt_ids,))
-    for attempt_id, kind, amount, list_cost, quality, budgets, step, *tokens in rows:
-        so_far = found.setdefault(attempt_id, _Posted(0, 0, (0,) * len(TOKEN_COLUMNS)))
-        so_far.amount_nano_usd += amount
+    for attempt_id, kind, amount, list_cost, quality, budgets, step, inputs, outputs, calls, *tokens in rows:
+        so_far = found.setdefault(attempt_id, _Posted((0, 0, 0, 0), 0, (0,) * len(TOKEN_COLUMNS)))
+        usd_so_far, inputs_so_far, outputs_so_far, calls_so_far = so_far.charged
+        so_far.charged = (
+            usd_so_far + amount,
+            inputs_so_far + inputs,
+            outputs_so_far + outputs,
+            calls_so_far + calls,
+        )
         so_far.list_cost_nano_usd += list_cost
         so_far.tokens = tuple(a + b for a, b in zip(so_far.tokens, tokens, strict=True))
         so_far.budgets, so_far.step = budgets, step
@@ -127,12 +146,14 @@ def _places(lost: Sequence[Attempt], now_ms: int) -> Tx[dict[str, str]]:
     """Where attempts are posted whose holds the store has lost: in the current budgets of their scopes."""
     by_scope = yield from budget_rows.lock({s for a in lost for s in _scopes(a)}, now_ms)
     yield from entry_rows.ensure_tasks(lost, now_ms)
-    return {
-        a.attempt_id: budget_rows.places_text(
-            (b.budget_id, b.window_start_ms) for s in _scopes(a) for b in by_scope.get(s, ())
-        )
-        for a in lost
-    }
+    return {a.attempt_id: budget_rows.places_text(_places_of(a, by_scope)) for a in lost}
+
+
+def _places_of(attempt: Attempt, by_scope: Mapping[str, list[Budget]]) -> list[Place]:
+    """A child's budget takes along those that it is carved from, so these must not be charged twice."""
+    budgets = [b for s in _scopes(attempt) for b in by_scope.get(s, ())]
+    above = {i for b in budgets for i in b.ancestors}
+    return [Place.of(b) for b in budgets if b.budget_id not in above]
 
 
 def _scopes(attempt: Attempt) -> list[str]:
@@ -141,7 +162,18 @@ def _scopes(attempt: Attempt) -> list[str]:
     return scopes
 
 
-def _terminal(ending: Ending, hold: _Hold, entry_id: str) -> Entry:
+def _charged(ending: Ending, hold: _Hold | None) -> Charged:
+    """What budgets are charged for: nothing for a void, what was held if the usage is unknown, else the usage."""
+    outcome = ending.outcome
+    if outcome.kind is Kind.VOID:
+        return 0, 0, 0, 0
+    calls = hold.amounts[3] if hold else int(ending.attempt.operation != Operation.COUNT_TOKENS)
+    if outcome.kind is Kind.CHARGE_UNKNOWN and hold:
+        return outcome.cost_nano_usd, hold.amounts[1], hold.amounts[2], calls
+    return outcome.cost_nano_usd, outcome.usage.input_total, outcome.usage.output, calls
+
+
+def _terminal(ending: Ending, hold: _Hold | None, budgets: str, entry_id: str) -> Entry:
     outcome = ending.outcome
     return Entry(
         entry_id=entry_id,
@@ -149,12 +181,12 @@ def _terminal(ending: Ending, hold: _Hold, entry_id: str) -> Entry:
         attempt=ending.attempt,
         outcome=outcome,
         kind=Kind.POST if outcome.kind is Kind.CORRECT else outcome.kind,
-        amount_nano_usd=outcome.cost_nano_usd,
+        charged=_charged(ending, hold),
         list_cost_nano_usd=outcome.list_cost_nano_usd,
         tokens=entry_rows.tokens_of(outcome),
-        hold_nano_usd=hold.amount_nano_usd,
-        step=hold.step,
-        budgets=hold.budgets,
+        hold_nano_usd=hold.amounts[0] if hold else 0,
+        step=hold.step if hold else 0,
+        budgets=budgets,
     )
 
 
@@ -166,17 +198,19 @@ def _correction(ending: Ending, before: _Posted, entry_id: str) -> Entry | None:
     """
     outcome = ending.outcome
     surer = _BY_CERTAINTY.index(outcome.quality) > _BY_CERTAINTY.index(before.quality)
-    same = outcome.cost_nano_usd == before.amount_nano_usd and not surer
+    same = outcome.cost_nano_usd == before.charged[0] and not surer
     if before.corrected or outcome.kind is Kind.CHARGE_UNKNOWN or same:
         return None
     tokens = entry_rows.tokens_of(outcome)
+    usd, inputs, outputs, calls = _charged(ending, None)
+    usd_before, inputs_before, outputs_before, calls_before = before.charged
     return Entry(
         entry_id=entry_id,
         at_ms=ms_of(ending.attempt.attempt_id),
         attempt=ending.attempt,
         outcome=outcome,
         kind=Kind.CORRECT,
-        amount_nano_usd=outcome.cost_nano_usd - before.amount_nano_usd,
+        charged=(usd - usd_before, inputs - inputs_before, outputs - outputs_before, calls - calls_before),
         list_cost_nano_usd=outcome.list_cost_nano_usd - before.list_cost_nano_usd,
         tokens=tuple(new - old for new, old in zip(tokens, before.tokens, strict=True)),
         hold_nano_usd=0,
@@ -185,22 +219,35 @@ def _correction(ending: Ending, before: _Posted, entry_id: str) -> Entry | None:
     )
 
 
-def _breach(entry: Entry) -> tuple[str, str, dict[str, object]]:
-    """I4 is broken: the provider billed more than was held. The truth is posted, and someone is told."""
+def _breaches(entry: Entry, hold: _Hold) -> list[tuple[str, str, dict[str, object]]]:
+    """I4 is broken: the provider used more than was held. The truth is posted, and someone is told."""
+    if all(used <= held for used, held in zip(entry.charged, hold.amounts, strict=True)):
+        return []
     a = entry.attempt
-    body: dict[str, object] = {
-        "attempt_id": a.attempt_id,
-        "deployment": a.deployment,
-        "price_version": entry.outcome.price_version,
-        "hold_nano_usd": entry.hold_nano_usd,
-        "amount_nano_usd": entry.amount_nano_usd,
-    }
-    return "bound_breach", f"breach/{a.attempt_id}", body
+    budgeted = {place.unit for place in budget_rows.places_of(hold.budgets)}
+    return [
+        (
+            "bound_breach",
+            f"breach/{a.attempt_id}/{unit}",
+            {
+                "attempt_id": a.attempt_id,
+                "deployment": a.deployment,
+                "price_version": entry.outcome.price_version,
+                "unit": unit,
+                "held": held,
+                "charged": used,
+            },
+        )
+        for unit, used, held in zip(_UNITS, entry.charged, hold.amounts, strict=True)
+        if used > held and unit in budgeted
+    ]
 
 
-def _shift(deltas: dict[Place, tuple[int, int]], budgets: str, held: int, posted: int) -> None:
+def _shift(moves: Moves, budgets: str, amounts: Charged, *, held: bool) -> None:
+    """Release what was held in these budgets, or post what was charged to them."""
     if budgets == "[]":
         return
     for place in budget_rows.places_of(budgets):
-        held_so_far, posted_so_far = deltas.get(place, (0, 0))
-        deltas[place] = (held_so_far + held, posted_so_far + posted)
+        amount = amounts[_UNITS.index(place.unit)]
+        if amount:
+            moves.add(place, -amount if held else 0, 0 if held else amount)

@@ -1,4 +1,5 @@
-"""All tables, for SQLite and Postgres alike. Money is BIGINT nano-dollars, time BIGINT milliseconds, ids TEXT.
+"""All tables, for SQLite and Postgres alike. Money is BIGINT nano-dollars, time BIGINT milliseconds, ids TEXT;
+`*_amount` is BIGINT in the unit of its budget.
 
 `migrations/` builds the same schema; a test compares the two.
 """
@@ -10,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Float,
     Index,
     Integer,
     LargeBinary,
@@ -39,6 +41,10 @@ def _text(name: str, *, null: bool = False) -> Column[str]:
 
 def _int(name: str, *, null: bool = False) -> Column[int]:
     return Column(name, BigInteger, nullable=null)
+
+
+def _text_or(name: str, default: str) -> Column[str]:
+    return Column(name, Text, nullable=False, server_default=text(f"'{default}'"))
 
 
 def _sums(*names: str) -> list[Column[int]]:
@@ -90,6 +96,7 @@ virtual_key = Table(
     _int("expires_at_ms", null=True),
     _int("revoked_at_ms", null=True),
     _text("task_id", null=True),
+    _text("declared_by", null=True),  # of a task-scoped key: the key whose money, rates and reports it uses
     _text("labels"),  # JSON object
     _int("revision"),
     _int("created_at_ms"),
@@ -111,29 +118,53 @@ task = Table(
     _int("created_at_ms"),
     _int("last_at_ms"),
     *_sums("steps", "attempts", "cost_nano_usd", "list_cost_nano_usd", *TOKEN_COLUMNS),
+    _text_or("name", ""),
+    _text_or("labels", "{}"),  # JSON object
+    _text("breakers", null=True),  # JSON, as it was declared; null = the defaults
+    *_sums("depth"),  # declared tasks above it
+    _text_or("state_reason", ""),
+    # how it turned out, said by whoever runs it; success null = nothing was said
+    Column("success", Boolean, nullable=True),
+    Column("score", Float, nullable=True),
+    _text("outcome_labels", null=True),  # JSON object
+    _int("outcome_at_ms", null=True),
     Index("ix_task_last_at_ms", "last_at_ms"),
     Index("ix_task_key_id_last_at_ms", "key_id", "last_at_ms"),
+    Index(
+        "ix_task_parent_task_id",
+        "parent_task_id",
+        postgresql_where=text("parent_task_id IS NOT NULL"),
+        sqlite_where=text("parent_task_id IS NOT NULL"),
+    ),
 )
 
-#: One row per (scope, window definition), holding the current window, or the current bucket of a rolling one. It
+#: One row per (scope, unit, window definition), holding the current window, or the current bucket of a rolling one. It
 #: is the lock of its scope, so it stays when a window ends; what the ended window held moves to budget_closed.
 budget = Table(
     "budget",
     metadata,
     _id("budget_id"),
     _text("scope"),
+    _text_or("unit", "usd"),
     _text("window"),
     _text("zone"),
     _int("window_start_ms"),
     _int("window_end_ms", null=True),
-    _int("limit_nano_usd"),
-    *_sums("posted_nano_usd", "held_nano_usd"),
+    _int("limit_amount"),
+    *_sums("posted_amount", "held_amount"),
     _text("on_exceed"),
+    _text_or("mode", "enforce"),
+    _text_or("alert_percents", "[50,80,90,100]"),  # JSON array
+    *_sums("landing_percent"),
+    _int("override_limit_amount", null=True),  # instead of the limit, until then
+    _int("override_until_ms", null=True),
+    _text_or("ancestors", "[]"),  # JSON array: ids of the budgets it is carved from, the nearest first
+    *_sums("carved_amount", "would_refuse"),
     _int("epoch"),
     _int("created_at_ms"),
-    Index("ix_budget_scope_window_zone", "scope", "window", "zone", unique=True),
-    CheckConstraint("held_nano_usd >= 0", name="held_not_negative"),
-    CheckConstraint("limit_nano_usd >= 0", name="limit_not_negative"),
+    Index("ix_budget_scope_unit_window_zone", "scope", "unit", "window", "zone", unique=True),
+    CheckConstraint("held_amount >= 0", name="held_not_negative"),
+    CheckConstraint("limit_amount >= 0", name="limit_not_negative"),
 )
 
 budget_closed = Table(
@@ -143,9 +174,10 @@ budget_closed = Table(
     Column("window_start_ms", BigInteger, primary_key=True, autoincrement=False),
     _int("window_end_ms"),
     _text("scope"),
-    _int("limit_nano_usd"),
-    *_sums("posted_nano_usd", "held_nano_usd"),
-    CheckConstraint("held_nano_usd >= 0", name="held_not_negative"),
+    _text_or("unit", "usd"),
+    _int("limit_amount"),
+    *_sums("posted_amount", "held_amount", "would_refuse"),
+    CheckConstraint("held_amount >= 0", name="held_not_negative"),
 )
 
 hold = Table(
@@ -155,13 +187,13 @@ hold = Table(
     _text("replica_id"),
     _int("replica_epoch"),
     _int("amount_nano_usd"),
-    _text("budgets"),  # JSON array of [budget_id, window_start_ms]: where the amount is held
+    *_sums("input_tokens", "output_tokens", "calls"),
+    _text("budgets"),  # JSON array of places (storage/budget_rows.py): where the amounts are held
     _text("state"),  # held | ended; how it ended is in the ledger
     _int("step"),
-    _int("remaining_nano_usd", null=True),
-    _text("remaining_scope"),
     _int("created_at_ms"),
     _text("attempt"),  # JSON of core.entry.Attempt: enough to charge it without its owner
+    _text_or("answer", "{}"),  # JSON of core.entry.Granted
     Index(
         "ix_hold_open",
         "replica_id",
@@ -171,7 +203,8 @@ hold = Table(
 )
 
 #: Immutable. `at_ms` is the time inside the attempt's id, so that the unique indexes can hold the key by which
-#: Postgres partitions. A `correct` entry carries signed differences in amount, list cost and tokens.
+#: Postgres partitions. A `correct` entry carries signed differences in amount, list cost and tokens. `charged_*` is
+#: what was posted to budgets in those units: the usage, or what was held where the usage is unknown.
 ledger = Table(
     "ledger",
     metadata,
@@ -215,6 +248,7 @@ ledger = Table(
     _text("upstream_request_id"),
     _text("service_tier"),
     _text("note"),
+    *_sums("charged_input_tokens", "charged_output_tokens", "charged_calls"),
     Index(
         "uq_ledger_terminal",
         "attempt_id",
@@ -288,7 +322,7 @@ outbox = Table(
     "outbox",
     metadata,
     _id("outbox_id"),
-    _text("kind"),  # budget_alert | bound_breach
+    _text("kind"),  # budget_alert | budget_shadow | bound_breach | task_paused
     _text("dedupe"),
     _text("body"),  # JSON
     _int("created_at_ms"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.entry import Granted, Settled
+from gateway.core.entry import Settled
 from gateway.core.errors import LedgerUnavailable, Unavailable
 from gateway.storage import reports
 from gateway.storage.accounts import Accounts
@@ -19,7 +19,7 @@ from gateway.storage.journal import Journal, read_segment
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.schema import migrate
 from gateway.storage.settlement import Ending
-from tests.storage.worlds import TEAM, attempt, opened, outcome, reserve, void
+from tests.storage.worlds import TEAM, attempt, granted, opened, outcome, reserve, void
 from tests.support.servers import PostgresServer, postgres_server
 
 
@@ -118,7 +118,7 @@ async def test_an_outage_of_postgres_loses_no_entry_and_admits_nothing(
         assert files(tmp_path) == []
         assert ledger.available
         assert await ledger.settle(a, outcome(70)) is Settled.ALREADY
-        assert await reserve(ledger, attempt(), 930) == Granted(930, 0, TEAM, task_step=3)
+        assert await reserve(ledger, attempt(), 930) == granted(930, 0, TEAM, step=3)
         assert sorted((e["kind"], e["amount_nano_usd"]) for e in await reports.entries(database)) == [
             ("post", 70),
             ("void", 0),
@@ -139,7 +139,7 @@ async def test_the_next_run_posts_what_the_last_one_left(store: str, tmp_path: P
     async with opened(store, tmp_path / "journal") as (ledger, database, _):
         assert [(e["kind"], e["amount_nano_usd"]) for e in await reports.entries(database)] == [("post", 70)]
         (budget,) = await ledger.snapshot(TEAM)
-        assert (budget.posted_nano_usd, budget.held_nano_usd) == (70, 0)
+        assert (budget.posted, budget.held) == (70, 0)
         assert files(tmp_path / "journal") == []
 
 

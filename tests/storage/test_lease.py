@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.entry import Granted, Kind, Settled
+from gateway.core.entry import Kind, Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.jobs.reaper import Reaper
 from gateway.storage import reports
 from gateway.storage.database import Database
-from tests.storage.worlds import TEAM, attempt, opened, outcome, reserve, rows, run, void
+from tests.storage.worlds import TEAM, attempt, granted, opened, outcome, reserve, rows, run, void
 
 
 async def entries(database: Database) -> list[tuple[str, int, str]]:
@@ -47,7 +47,7 @@ async def test_a_dead_replicas_hold_is_charged_at_the_bound_and_corrected_by_lat
             "task_a",
             400,
         )
-        assert await reserve(living, attempt(), 501) != Granted(501, 0, TEAM)  # the charge counts
+        assert await reserve(living, attempt(), 501) != granted(501, 0, TEAM)  # the charge counts
         assert await dying.settle(a, outcome(70)) is Settled.CORRECTED
         assert await entries(database) == [("charge_unknown", 400, "replica_lost"), ("correct", -330, "")]
         assert await reports.drift(database) == []
@@ -96,13 +96,13 @@ async def test_a_hold_without_an_entry_that_is_there_already_is_released_not_cha
         assert await ledger.reap(0) == 1
         assert await entries(database) == [("post", 70, "")]
         (budget,) = await ledger.snapshot(TEAM)
-        assert (budget.posted_nano_usd, budget.held_nano_usd) == (70, 0)
+        assert (budget.posted, budget.held) == (70, 0)
 
 
 async def test_an_expired_lease_is_renewed_before_anything_is_admitted(store: str, tmp_path: Path) -> None:
     async with opened(store, tmp_path) as (ledger, database, _):
         await run(database, "UPDATE replica SET expires_at_ms = 1")
-        assert await reserve(ledger, attempt(), 5) == Granted(5, task_step=1)
+        assert await reserve(ledger, attempt(), 5) == granted(5, step=1)
         assert await rows(database, "SELECT expires_at_ms > now_ms() FROM replica") in ([(True,)], [(1,)])
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from gateway.core.budget import OnExceed
@@ -19,7 +20,19 @@ from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, open_database
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.transact import CommitUnknown, Conflict, Runner, Tx
-from tests.storage.worlds import TEAM, attempt, opened, outcome, reserve, rows, run, scopes, void
+from tests.storage.worlds import (
+    TEAM,
+    attempt,
+    granted,
+    opened,
+    outcome,
+    reserve,
+    rows,
+    run,
+    scopes,
+    usd,
+    void,
+)
 
 T = TypeVar("T")
 
@@ -37,7 +50,7 @@ World = tuple[SqlLedger, Database, Accounts]
 async def totals(ledger: SqlLedger, scope: str = TEAM) -> tuple[int, int]:
     """(posted, held) of the scope's only budget."""
     (budget,) = await ledger.snapshot(scope)
-    return budget.spent_nano_usd, budget.reserved_nano_usd
+    return budget.spent, budget.reserved
 
 
 async def entries(database: Database) -> list[tuple[str, str, int]]:
@@ -49,7 +62,7 @@ async def test_a_hold_becomes_one_entry_and_gives_the_rest_back(world: World) ->
     await accounts.set_budget(TEAM, 1_000)
     a = attempt(task_source="header", task_external_id="run-7")
 
-    assert await reserve(ledger, a, 400) == Granted(400, 600, TEAM, task_step=1)
+    assert await reserve(ledger, a, 400) == granted(400, 600, TEAM, step=1)
     assert await totals(ledger) == (0, 400)
     assert await ledger.settle(a, outcome(70)) is Settled.SETTLED
     assert await totals(ledger) == (70, 0)
@@ -57,7 +70,7 @@ async def test_a_hold_becomes_one_entry_and_gives_the_rest_back(world: World) ->
     (entry,) = await reports.entries(database)
     budget_id = (await ledger.snapshot(TEAM))[0].budget_id
     assert entry == {
-        **{name: getattr(a, name) for name in a.__slots__ if not name.startswith("task_")},
+        **{n: v for n, v in msgspec.structs.asdict(a).items() if not n.startswith("task_")},
         "task_id": "task_a",
         "at_ms": a.started_at_ms,
         "entry_id": entry["entry_id"],
@@ -86,6 +99,9 @@ async def test_a_hold_becomes_one_entry_and_gives_the_rest_back(world: World) ->
         "upstream_request_id": "msg_1",
         "service_tier": "",
         "note": "",
+        "charged_input_tokens": 1_150,
+        "charged_output_tokens": 20,
+        "charged_calls": 1,
     }
     task = await accounts.get_task("run-7")
     assert (task.task_id, task.source, task.steps, task.attempts, task.cost_nano_usd) == (
@@ -105,11 +121,11 @@ async def test_of_a_herd_exactly_those_that_fit_are_admitted(world: World, n: in
 
     answers = await asyncio.gather(*(reserve(ledger, a, 100) for a in herd))
 
-    granted = [a for a, answer in zip(herd, answers, strict=True) if isinstance(answer, Granted)]
-    assert len(granted) == 7
+    held = [a for a, answer in zip(herd, answers, strict=True) if isinstance(answer, Granted)]
+    assert len(held) == 7
     assert await totals(ledger) == (0, 700)
     assert await rows(database, "SELECT count(*) FROM hold") == [(7,)]
-    await asyncio.gather(*(ledger.settle(a, outcome(100)) for a in granted))
+    await asyncio.gather(*(ledger.settle(a, outcome(100)) for a in held))
     assert await totals(ledger) == (700, 0)
     assert await reports.drift(database) == []
 
@@ -124,10 +140,10 @@ async def test_two_processes_share_a_budget_exactly(postgres_url: str, tmp_path:
         herd = [(ledger, attempt(task_id=f"task_{i % 7}")) for i in range(100) for ledger in (one, two)]
 
         answers = await asyncio.gather(*(reserve(ledger, a, 100) for ledger, a in herd))
-        granted = [h for h, answer in zip(herd, answers, strict=True) if isinstance(answer, Granted)]
-        assert len(granted) == 50
+        held = [h for h, answer in zip(herd, answers, strict=True) if isinstance(answer, Granted)]
+        assert len(held) == 50
         # Each settled by both processes at once: one of them ends it.
-        both = await asyncio.gather(*(x.settle(a, outcome(60)) for _, a in granted for x in (one, two)))
+        both = await asyncio.gather(*(x.settle(a, outcome(60)) for _, a in held for x in (one, two)))
         assert sorted(both) == [Settled.ALREADY] * 50 + [Settled.SETTLED] * 50
         assert await totals(one) == (3_000, 0)
         assert await reports.drift(database) == []
@@ -141,12 +157,12 @@ async def test_a_repeated_reserve_gets_the_first_answer(world: World) -> None:
 
     assert await reserve(ledger, a, 400) == first
     answers = await asyncio.gather(reserve(ledger, a, 900), reserve(ledger, attempt(), 600))
-    assert tuple(answers) == (first, Granted(600, 0, TEAM, task_step=2))
+    assert tuple(answers) == (first, granted(600, 0, TEAM, step=2))
     assert await totals(ledger) == (0, 1_000)
     twin = attempt()
     await ledger.settle(a, outcome(0))
     both = await asyncio.gather(reserve(ledger, twin, 10), reserve(ledger, twin, 10))
-    assert tuple(both) == (Granted(10, 390, TEAM, task_step=3),) * 2
+    assert tuple(both) == (granted(10, 390, TEAM, step=3),) * 2
     assert await reserve(ledger, a, 400) == first  # ended, and not held again
     assert await totals(ledger) == (0, 610)
 
@@ -214,7 +230,7 @@ async def test_every_scope_of_a_hold_is_charged(world: World) -> None:
     for scope, limit in (("tenant:default", 9_000), (TEAM, 800), ("task:task_a", 500)):
         await accounts.set_budget(scope, limit)
     a, b = attempt(), attempt(task_id="task_b")
-    assert await reserve(ledger, a, 400) == Granted(400, 100, "task:task_a", task_step=1)
+    assert await reserve(ledger, a, 400) == granted(400, 100, "task:task_a", step=1)
     assert await reserve(ledger, b, 401) == Refused(TEAM, 800, 0, 400, None)
     await ledger.settle(a, outcome(300))
 
@@ -228,8 +244,8 @@ async def test_the_retry_of_a_request_is_the_same_step(world: World) -> None:
     first = attempt()
     second = attempt(request_id=first.request_id, attempt_no=2)
 
-    assert await reserve(ledger, first, 10) == Granted(10, task_step=1)
-    assert await reserve(ledger, second, 10) == Granted(10, task_step=1)
+    assert await reserve(ledger, first, 10) == granted(10, step=1)
+    assert await reserve(ledger, second, 10) == granted(10, step=1)
     batch = [attempt(), attempt(task_id="task_b"), attempt()]
     answers = await asyncio.gather(*(reserve(ledger, a, 10) for a in batch))
     assert [g.task_step for g in answers if isinstance(g, Granted)] == [2, 1, 3]
@@ -238,10 +254,11 @@ async def test_the_retry_of_a_request_is_the_same_step(world: World) -> None:
 async def test_an_unbounded_attempt_is_held_at_nothing_unless_a_hard_budget_applies(world: World) -> None:
     ledger, database, accounts = world
     a = attempt()
-    assert await reserve(ledger, a, None) == Granted(0, task_step=1)
+    assert await reserve(ledger, a, None) == granted(0, step=1)
     assert await rows(database, "SELECT amount_nano_usd, budgets FROM hold") == [(0, "[]")]
     await accounts.set_budget(TEAM, 1_000, on_exceed=OnExceed.WARN)
-    assert await reserve(ledger, attempt(), None) == Granted(0, task_step=2)
+    warned = (Refused(TEAM, 1_000, 0, 0, None, on_exceed=OnExceed.WARN),)
+    assert await reserve(ledger, attempt(), None) == granted(0, step=2, warned=warned)
     await accounts.set_budget(TEAM, 1_000)
     assert await reserve(ledger, attempt(), None) == Refused(TEAM, 1_000, 0, 0, None)
 
@@ -255,14 +272,16 @@ async def test_new_tasks_get_the_budget_of_their_team_and_children_share_it(
         rich = attempt(team_id="rich", task_id="task_r")
         child = attempt(team_id="rich", task_id="task_c", parent_task_id="task_r")
 
-        assert await reserve(ledger, attempt(), 60) == Granted(60, 40, "task:task_a", task_step=1)
+        assert await reserve(ledger, attempt(), 60) == granted(60, 40, "task:task_a", step=1)
         assert await reserve(ledger, attempt(), 60) == Refused("task:task_a", 100, 0, 60, None)
-        assert await reserve(ledger, rich, 450) == Granted(450, 50, "task:task_r", task_step=1)
+        assert await reserve(ledger, rich, 450) == granted(450, 50, "task:task_r", step=1)
         in_both = (*scopes(child), "task:task_r")
-        assert await ledger.reserve(child, in_both, 60, 60) == Refused("task:task_r", 500, 0, 450, None)
+        assert await ledger.reserve(child, in_both, usd(60), usd(60)) == Refused(
+            "task:task_r", 500, 0, 450, None
+        )
         # What an operator sets for a task stands.
         await accounts.set_budget("task:task_a", 1_000)
-        assert await reserve(ledger, attempt(), 60) == Granted(60, 880, "task:task_a", task_step=2)
+        assert await reserve(ledger, attempt(), 60) == granted(60, 880, "task:task_a", step=2)
 
 
 async def test_a_hold_settles_in_the_window_that_admitted_it(world: World) -> None:
@@ -283,13 +302,13 @@ async def test_a_hold_settles_in_the_window_that_admitted_it(world: World) -> No
     await run(database, "UPDATE hold SET budgets = $1", f'[["{before.budget_id}",{yesterday_ms}]]')
 
     assert await totals(ledger) == (0, 0)
-    assert await reserve(ledger, attempt(), 1_000) == Granted(1_000, 0, TEAM, task_step=3)
+    assert await reserve(ledger, attempt(), 1_000) == granted(1_000, 0, TEAM, step=3)
     await ledger.settle(late, outcome(50))
 
     assert await totals(ledger) == (0, 1_000)
-    assert await rows(
-        database, "SELECT window_start_ms, posted_nano_usd, held_nano_usd FROM budget_closed"
-    ) == [(yesterday_ms, 150, 0)]
+    assert await rows(database, "SELECT window_start_ms, posted_amount, held_amount FROM budget_closed") == [
+        (yesterday_ms, 150, 0)
+    ]
 
 
 async def test_a_rolling_window_counts_its_earlier_buckets(world: World) -> None:
@@ -308,7 +327,7 @@ async def test_a_rolling_window_counts_its_earlier_buckets(world: World) -> None
     )
     await run(database, "UPDATE hold SET budgets = $1", f'[["{now.budget_id}",{before_ms}]]')
 
-    assert await reserve(ledger, attempt(), 500) == Granted(500, 0, TEAM, task_step=3)
+    assert await reserve(ledger, attempt(), 500) == granted(500, 0, TEAM, step=3)
     assert await totals(ledger) == (300, 700)
     await ledger.settle(b, outcome(120))
     assert await totals(ledger) == (420, 500)
@@ -326,11 +345,11 @@ async def test_refusals_by_posted_money_cost_no_transaction_until_something_chan
     await ledger.settle(a, outcome(90))
     assert await reserve(ledger, attempt(), 50) == Refused(TEAM, 100, 90, 0, None)
 
-    await run(database, "UPDATE budget SET limit_nano_usd = 1000")  # behind the revision's back
+    await run(database, "UPDATE budget SET limit_amount = 1000")  # behind the revision's back
     assert await reserve(ledger, attempt(), 50) == Refused(TEAM, 100, 90, 0, None)
-    assert await reserve(ledger, attempt(), 5) == Granted(5, 905, TEAM, task_step=2)
+    assert await reserve(ledger, attempt(), 5) == granted(5, 905, TEAM, step=2)
     ledger.revision_changed()
-    assert await reserve(ledger, attempt(), 50) == Granted(50, 855, TEAM, task_step=3)
+    assert await reserve(ledger, attempt(), 50) == granted(50, 855, TEAM, step=3)
 
 
 async def test_a_lowered_limit_admits_nothing_and_a_raised_one_does_again(world: World) -> None:
@@ -343,7 +362,7 @@ async def test_a_lowered_limit_admits_nothing_and_a_raised_one_does_again(world:
     assert await reserve(ledger, attempt(), 1) == Refused(TEAM, 500, 800, 0, None)
     await accounts.set_budget(TEAM, 900)
     ledger.revision_changed()
-    assert await reserve(ledger, attempt(), 100) == Granted(100, 0, TEAM, task_step=2)
+    assert await reserve(ledger, attempt(), 100) == granted(100, 0, TEAM, step=2)
 
 
 async def test_a_bill_above_the_hold_is_posted_in_full_and_announced(world: World) -> None:
@@ -358,7 +377,7 @@ async def test_a_bill_above_the_hold_is_posted_in_full_and_announced(world: Worl
         (
             "bound_breach",
             f'{{"attempt_id":"{a.attempt_id}","deployment":"sonnet-main","price_version":"2026-01",'
-            '"hold_nano_usd":900,"amount_nano_usd":950}',
+            '"unit":"usd","held":900,"charged":950}',
         )
     ]
     alerts = await rows(database, "SELECT dedupe FROM outbox WHERE kind = 'budget_alert' ORDER BY dedupe")
@@ -472,7 +491,7 @@ async def test_the_hold_of_a_caller_that_left_is_voided(store: str, tmp_path: Pa
     await ledger.close()
 
     assert await entries(database) == [(a.attempt_id, "void", 0)]
-    assert await rows(database, "SELECT held_nano_usd FROM budget") == [(0,)]
+    assert await rows(database, "SELECT held_amount FROM budget") == [(0,)]
     await database.close()
 
 
@@ -521,7 +540,7 @@ async def test_after_a_lost_answer_to_commit_the_hold_is_looked_for(
 
     commits.append(happened)
     if happened:
-        assert await reserve(ledger, a, 400) == Granted(400, 600, TEAM, task_step=1)
+        assert await reserve(ledger, a, 400) == granted(400, 600, TEAM, step=1)
         commits.append(True)  # now the answer to the settlement is lost, too
         assert await ledger.settle(a, outcome(70)) is Settled.SETTLED
     else:

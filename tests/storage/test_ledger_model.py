@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from gateway.core import budget as budgets
 from gateway.core.budget import Budget, decide
 from gateway.core.entry import Attempt, Granted, Kind, Refused, Settled
+from gateway.core.task import ADMITTING
 from gateway.storage import reports
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database
 from gateway.storage.ledger import SqlLedger
-from tests.storage.worlds import attempt, opened, outcome, scopes, void
+from tests.storage.worlds import attempt, opened, outcome, scopes, usd, void
 
 _examples = itertools.count(1)
 
@@ -71,13 +72,17 @@ class Model:
         self.corrected: set[str] = set()
         self.lowered = False
 
-    def reserve(self, a: Attempt, where: tuple[str, ...], amount: int, least: int) -> Granted | Refused:
+    def reserve(
+        self, a: Attempt, where: tuple[str, ...], amount: int, least: int, state: str
+    ) -> Granted | Refused:
         held_in = [s for s in where if s in self.budgets]
-        answer = decide([self.budgets[s] for s in held_in], amount, least, 0)
+        answer = decide([self.budgets[s] for s in held_in], usd(amount), usd(least), 0)
+        if isinstance(answer, Granted) and state not in ADMITTING:
+            return Refused(f"task:{a.task_id}", 0, 0, 0, None, state=state)
         if isinstance(answer, Granted):
             self.holds[a.attempt_id] = (answer.amount_nano_usd, held_in)
             for s in held_in:
-                self.budgets[s] = budgets.hold(self.budgets[s], answer.amount_nano_usd)
+                self.budgets[s] = budgets.hold(self.budgets[s], usd(answer.amount_nano_usd))
         return answer
 
     def settle(self, a: Attempt, cost: int, kind: Kind) -> Settled:
@@ -110,10 +115,15 @@ async def play(ledger: SqlLedger, accounts: Accounts, schedule: list[list[object
         ledger.revision_changed()  # refusals from memory are older than the model
         if isinstance(now[0], Ask):
             new = [(x, attempt(team_id=f"t{n}", task_id=tasks[x.task])) for x in now if isinstance(x, Ask)]
-            answers = await asyncio.gather(*(ledger.reserve(a, scopes(a), x.amount, x.least) for x, a in new))
+            states = {t.task_id: t.state for t in await accounts.list_tasks(team_id=f"t{n}")}
+            answers = await asyncio.gather(
+                *(ledger.reserve(a, scopes(a), usd(x.amount), usd(x.least)) for x, a in new)
+            )
             for (x, a), answer in zip(new, answers, strict=True):
                 if exact:
-                    expected = model.reserve(a, scopes(a), x.amount, x.least)
+                    expected = model.reserve(
+                        a, scopes(a), x.amount, x.least, states.get(a.task_id, "running")
+                    )
                     assert (type(answer), _money(answer)) == (type(expected), _money(expected))
                 if isinstance(answer, Granted):
                     made.append(a)
@@ -135,8 +145,8 @@ async def play(ledger: SqlLedger, accounts: Accounts, schedule: list[list[object
                 before = model.budgets[scope]
                 model.budgets[scope] = Budget(
                     *(changed.budget_id, scope, "lifetime", "UTC", 0, None, now[0].limit),
-                    before.posted_nano_usd,
-                    before.held_nano_usd,
+                    before.posted,
+                    before.held,
                     epoch=changed.epoch,
                 )
         for scope in limits:
@@ -144,14 +154,14 @@ async def play(ledger: SqlLedger, accounts: Accounts, schedule: list[list[object
             if exact:
                 assert stored == model.budgets[scope]
             elif not may_be_over:
-                assert stored.room_nano_usd >= 0
+                assert stored.room >= 0
     await asyncio.gather(*(ledger.settle(a, outcome(1)) for a in made))
 
 
 def _money(answer: Granted | Refused) -> tuple[object, ...]:
     if isinstance(answer, Granted):
         return answer.amount_nano_usd, answer.remaining_nano_usd, answer.remaining_scope
-    return answer.scope, answer.limit_nano_usd, answer.spent_nano_usd, answer.held_nano_usd
+    return answer.scope, answer.limit, answer.spent, answer.held
 
 
 async def check(database: Database) -> None:

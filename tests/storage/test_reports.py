@@ -97,6 +97,6 @@ async def test_entries_come_page_by_page_in_order(played: Database) -> None:
 
 async def test_totals_that_are_not_the_sums_of_their_entries_are_found(played: Database) -> None:
     assert await reports.drift(played) == []
-    await run(played, "UPDATE budget SET posted_nano_usd = posted_nano_usd + 1, held_nano_usd = 5")
+    await run(played, "UPDATE budget SET posted_amount = posted_amount + 1, held_amount = 5")
     (drift,) = await reports.drift(played)
-    assert drift == Drift(drift.budget_id, 0, TEAM, 3_031, 3_030, 5, 0)
+    assert drift == Drift(drift.budget_id, 0, TEAM, "usd", 3_031, 3_030, 5, 0)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway.core.entry import Attempt, Granted, Kind, Outcome, Refused
+from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused
 from gateway.core.ids import new_id
 from gateway.core.usage import Quality, Usage
 from gateway.storage.accounts import Accounts
@@ -87,10 +87,23 @@ def void() -> Outcome:
     return outcome(0, Kind.VOID, usage=Usage(), list_cost_nano_usd=0, status=0, error="upstream_unreachable")
 
 
+def usd(nano_usd: int | None) -> Amounts:
+    """An ask of so much money, ten tokens each way and one call."""
+    return Amounts(nano_usd, 10, 10)
+
+
 async def reserve(
-    ledger: SqlLedger, a: Attempt, amount: int | None, least: int | None = None
+    ledger: SqlLedger, a: Attempt, amount: int | None, least: int | None = None, *, landing: bool = False
 ) -> Granted | Refused:
-    return await ledger.reserve(a, scopes(a), amount, amount if least is None else least)
+    lowest = usd(amount if least is None else least)
+    return await ledger.reserve(a, scopes(a), usd(amount), lowest, landing=landing)
+
+
+def granted(
+    amount: int, remaining: int | None = None, scope: str = "", step: int = 0, **more: Any
+) -> Granted:
+    """What `reserve` gets."""
+    return Granted(amount, remaining, scope, step, **{"output_tokens": 10, **more})
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from types import TracebackType
 import aiohttp
 
 from gateway.core.catalog import Catalog, Deployment, OnDisconnect, Provider, Tier, Wire
-from gateway.core.entry import Attempt, Granted, Kind, Outcome, Refused, Settled
+from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.health import HealthState
 from gateway.core.identity import KeyRecord, RateLimit
 from gateway.core.prices import PriceBook, PriceRow, Rates
@@ -47,16 +47,17 @@ class MemoryLedger:
         self,
         attempt: Attempt,
         scopes: Sequence[str],
-        amount_nano_usd: int | None,
-        min_amount_nano_usd: int | None,
+        ask: Amounts,
+        least: Amounts,
+        *,
+        landing: bool = False,
     ) -> Granted | Refused:
         if self.refuse is not None:
             return self.refuse
-        amount = self.grant_nano_usd if self.grant_nano_usd is not None else amount_nano_usd or 0
+        amount = self.grant_nano_usd if self.grant_nano_usd is not None else ask.nano_usd or 0
         self.holds[attempt.attempt_id] = amount
-        return Granted(
-            amount, self.remaining_nano_usd, scopes[-1] if self.remaining_nano_usd is not None else "", 1
-        )
+        scope = scopes[-1] if self.remaining_nano_usd is not None else ""
+        return Granted(amount, self.remaining_nano_usd, scope, 1, ask.output_tokens)
 
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
         if self.holds.pop(attempt.attempt_id, None) is not None:

@@ -1,0 +1,46 @@
+"""A task's state, who may change it to what, and how far tasks may nest."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+#: A task without a parent has depth 0.
+DEPTH_MAX = 3
+#: Children of one task that are not done.
+CHILDREN_MAX = 20
+#: An alert ratio of that many percent or more, reached in a budget of the task, makes it `alerted`.
+ALERTED_FROM_PERCENT = 80
+#: The part of a limit, in percent, that is held back for the last answer of a task that is to sum up.
+LANDING_PERCENT = 2
+
+
+class State(StrEnum):
+    """`running` and `alerted` (an alert ratio was reached) admit requests, all others none.
+
+    A task that is `paused_budget` still admits its landing.
+    """
+
+    RUNNING = "running"
+    ALERTED = "alerted"
+    PAUSED_BUDGET = "paused_budget"
+    PAUSED_LOOP = "paused_loop"
+    PAUSED_ADMIN = "paused_admin"
+    DONE = "done"
+
+
+ADMITTING = frozenset({State.RUNNING, State.ALERTED})
+_PAUSED = frozenset({State.PAUSED_BUDGET, State.PAUSED_LOOP, State.PAUSED_ADMIN})
+#: The states from which each can be reached. Whoever changes a state does so under this guard, in one transaction.
+REACHED_FROM: dict[State, frozenset[State]] = {
+    State.RUNNING: _PAUSED,
+    State.ALERTED: frozenset({State.RUNNING}),
+    State.PAUSED_BUDGET: ADMITTING,
+    State.PAUSED_LOOP: ADMITTING,
+    State.PAUSED_ADMIN: ADMITTING | {State.PAUSED_BUDGET, State.PAUSED_LOOP},
+    State.DONE: frozenset(State) - {State.DONE},
+}
+
+
+def admits(state: str, landing: bool) -> bool:
+    """Whether a task in that state takes a request; a landing is the last answer of one whose budget is used up."""
+    return state in ADMITTING or (landing and state == State.PAUSED_BUDGET)

@@ -1,0 +1,71 @@
+"""Task states inside a transaction, each change guarded by the state before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.core.budget import Budget
+from gateway.core.entry import Refused
+from gateway.core.task import ALERTED_FROM_PERCENT, REACHED_FROM, State
+from gateway.storage import budget_rows
+from gateway.storage.transact import FetchEach, Sql, Tx
+
+
+def _changes(to: State) -> Sql:
+    before = ", ".join(f"'{state}'" for state in sorted(REACHED_FROM[to]))
+    return Sql(
+        f"UPDATE task SET state = '{to}', state_reason = $2 WHERE task_id = $1 AND state IN ({before}) "  # noqa: S608
+        "RETURNING task_id"
+    )
+
+
+_CHANGE = {state: _changes(state) for state in State}
+_RESUME_BUDGET = Sql(
+    "UPDATE task SET state = 'running', state_reason = '' WHERE task_id = $1 AND state = 'paused_budget' "
+    "RETURNING task_id"
+)
+
+
+def change(to: State, reasons: Mapping[str, str]) -> Tx[list[str]]:
+    """Bring these tasks (id -> reason) to a state, if theirs allows it. Returns the ids of those that changed."""
+    if not reasons:
+        return []
+    rows = yield FetchEach(_CHANGE[to], [(task_id, reasons[task_id]) for task_id in sorted(reasons)])
+    return [row[0] for row in rows]
+
+
+def pause_used_up(refusals: Mapping[str, Refused], now_ms: int) -> Tx[None]:
+    """Pause tasks whose own budget is used up by what was spent, and tell it once."""
+    paused = yield from change(State.PAUSED_BUDGET, {t: r.unit.value for t, r in refusals.items()})
+    told = []
+    for task_id in paused:
+        r = refusals[task_id]
+        body = {"task_id": task_id, "unit": r.unit, "limit": r.limit, "spent": r.spent, "held": r.held}
+        told.append(("task_paused", f"{task_id}/paused_budget/{r.unit}/{r.limit}", body))
+    yield from budget_rows.announce(told, now_ms)
+
+
+def resume(task_ids: Sequence[str]) -> Tx[list[str]]:
+    """Let tasks go on that only waited for money. Returns the ids of those that did."""
+    if not task_ids:
+        return []
+    rows = yield FetchEach(_RESUME_BUDGET, [(task_id,) for task_id in sorted(task_ids)])
+    return [row[0] for row in rows]
+
+
+def follow(posted: Sequence[tuple[Budget, int, list[int]]]) -> Tx[None]:
+    """After a settlement: `alerted` where enough is spent, and on again where a correction gave money back.
+
+    `posted` as `budget_rows.move` returns it.
+    """
+    alerted = {
+        _task_of(b): f"{max(percents)}% of its {b.unit} spent"
+        for b, _, percents in posted
+        if percents and max(percents) >= ALERTED_FROM_PERCENT
+    }
+    yield from change(State.ALERTED, alerted)
+    yield from resume([_task_of(b) for b, amount, _ in posted if amount < 0 and b.room > 0])
+
+
+def _task_of(budget: Budget) -> str:
+    return budget.scope.partition(":")[2]
