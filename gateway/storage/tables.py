@@ -327,6 +327,15 @@ outbox = Table(
     _text("body"),  # JSON
     _int("created_at_ms"),
     _int("delivered_at_ms", null=True),
+    *_sums("attempts", "next_at_ms"),  # tries so far; when the next may begin, or the claim of one ends
+    _int("dead_at_ms", null=True),  # given up
+    _text_or("last_error", ""),
+    Index(
+        "ix_outbox_next_at_ms",
+        "next_at_ms",
+        postgresql_where=text("delivered_at_ms IS NULL AND dead_at_ms IS NULL"),
+        sqlite_where=text("delivered_at_ms IS NULL AND dead_at_ms IS NULL"),
+    ),
     Index("ix_outbox_dedupe", "dedupe", unique=True),
 )
 
