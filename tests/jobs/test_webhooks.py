@@ -8,6 +8,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -18,7 +19,7 @@ from gateway.core.webhook import GIVE_UP_MS, Message
 from gateway.jobs.webhooks import BATCH, Counts, Outbox, Webhooks
 from gateway.storage.database import Database, open_database
 from gateway.storage.outbox import DeadMessage, OutboxCounts, SqlOutbox
-from tests.storage.worlds import rows, run
+from tests.storage.worlds import TEAM, attempt, opened, outcome, reserve, rows, run
 from tests.support.recorder import Recorder, Script
 
 SECRET = b"whsec_test"
@@ -158,6 +159,26 @@ async def test_a_full_batch_is_followed_by_the_next_at_once(outbox: SqlOutbox, r
         running.cancel()
         await asyncio.wait([running])
     assert sorted(ids(receiver)) == [f"event {n:02}" for n in range(BATCH + 1)]
+
+
+async def test_what_a_settlement_announces_is_delivered(
+    store: str, tmp_path: Path, receiver: Recorder
+) -> None:
+    async with opened(store, tmp_path) as (ledger, database, accounts):
+        await accounts.set_budget(TEAM, 1_000)
+        spent = attempt()
+        await reserve(ledger, spent, 900)
+        await ledger.settle(spent, outcome(850))
+        async with job(SqlOutbox(database), receiver.base_url) as webhooks:
+            assert await webhooks.turn() == 2
+    told = [json.loads(received.body) for received in receiver.received]
+    assert [
+        (t["type"], t["data"]["scope"], t["data"]["percent"])
+        for t in sorted(told, key=lambda t: str(t["id"]))
+    ] == [
+        ("budget_alert", TEAM, 50),
+        ("budget_alert", TEAM, 80),
+    ]
 
 
 # --- failures ---------------------------------------------------------------------------------------------
