@@ -165,6 +165,7 @@ async def test_what_a_settlement_announces_is_delivered(
     store: str, tmp_path: Path, receiver: Recorder
 ) -> None:
     async with opened(store, tmp_path) as (ledger, database, accounts):
+        await accounts.ensure_defaults()
         await accounts.set_budget(TEAM, 1_000)
         spent = attempt()
         await reserve(ledger, spent, 900)
