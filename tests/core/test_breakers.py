@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gateway.core.breakers import (
@@ -20,6 +21,7 @@ from gateway.core.breakers import (
     Mode,
     Polling,
     Repeats,
+    Signs,
     SpendSlope,
     StepCap,
     TaskState,
@@ -602,6 +604,29 @@ def test_a_watch_forgets_the_oldest_that_is_not_under_way() -> None:
     assert watch.key_asked("k1", b"x", 1, STOPPING, NOON_MS) != ()
     watch.key_asked("k2", b"x", 0, STOPPING, NOON_MS)
     assert watch.key_asked("k1", b"x", 1, STOPPING, NOON_MS) == ()
+
+
+def test_rules_can_ask_for_repeats_and_failures() -> None:
+    watch = Watch()
+    assert watch.signs("a", STOPPING) == Signs(0, 0)
+    shown: list[Turn] = []
+    seen = []
+    for n, name in enumerate(("ls", "cat", "cat", "cat")):
+        shown.append(turn(name, n, failed=n > 1))
+        watch.asked("a", Tail(tuple(shown)), STOPPING, NOON_MS + n * 1_000)
+        seen.append(watch.signs("a", STOPPING))
+    assert seen == [Signs(1, 0), Signs(1, 0), Signs(2, 1), Signs(3, 2)]
+
+
+def test_a_state_can_be_written_down_and_read_again() -> None:
+    task = Task()
+    task.do(*"aabab", failed=True)
+    task.observe(Ended(True, 7))
+    task.observe(Child("b"))
+    state = replace(task.state, told=("x",))
+    assert msgspec.json.decode(msgspec.json.encode(state), type=TaskState) == state
+    key, _ = observe_key(KeyState(), b"body", 1, BreakerPolicy().retries, NOON_MS)
+    assert msgspec.json.decode(msgspec.json.encode(key), type=KeyState) == key
 
 
 def test_a_watch_lets_a_forgiven_task_go_on() -> None:

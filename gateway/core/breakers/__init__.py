@@ -25,7 +25,7 @@ from gateway.core.breakers.policy import (
     Verdict,
     WallClock,
 )
-from gateway.core.breakers.task import Asked, Child, Ended, Fact, TaskState, forgive, observe
+from gateway.core.breakers.task import Asked, Child, Ended, Fact, Signs, TaskState, forgive, observe, signs
 from gateway.core.breakers.watch import Watch
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Mode",
     "Polling",
     "Repeats",
+    "Signs",
     "SpendSlope",
     "StepCap",
     "TaskState",
@@ -51,4 +52,5 @@ __all__ = [
     "forgive",
     "observe",
     "observe_key",
+    "signs",
 ]

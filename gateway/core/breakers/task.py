@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gateway.core.breakers.history import Ring, Threads, cycle, extend, failures, forgiven
 from gateway.core.breakers.policy import Breaker, BreakerPolicy, Errors, Mode, Repeats, SpendSlope, Verdict
@@ -99,6 +100,22 @@ def observe(
             return _ended(state, fact, policy, now_ms)
         case Child():
             return _child(state, fact, policy, now_ms)
+
+
+class Signs(NamedTuple):
+    """What rules may ask about a task: how often its last turn came in a row, and its failed calls in a row."""
+
+    repeats: int
+    tool_errors: int
+
+
+def signs(state: TaskState, policy: BreakerPolicy) -> Signs:
+    """As of the last request; (0, 0) for a task that has done nothing yet."""
+    ring = state.threads[0] if state.threads else ()
+    if not ring:
+        return Signs(0, 0)
+    found = cycle(ring, 1, b"", policy.polling)
+    return Signs(1 if found is None else found.turns, failures(ring, policy.tool_errors.window).in_row)
 
 
 def forgive(state: TaskState) -> TaskState:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from gateway.core.breakers.key import KeyState, observe_key
 from gateway.core.breakers.policy import BreakerPolicy, Verdict
-from gateway.core.breakers.task import Asked, Child, Ended, Fact, TaskState, forgive, observe
+from gateway.core.breakers.task import Asked, Child, Ended, Fact, Signs, TaskState, forgive, observe, signs
 from gateway.core.tail import Tail
 
 TASKS_MAX = 20_000
@@ -86,6 +86,11 @@ class Watch:
         """What is known about a task, for people to look at."""
         watched = self._tasks.get(task_id)
         return None if watched is None else watched.state
+
+    def signs(self, task_id: str, policy: BreakerPolicy) -> Signs:
+        """What rules may ask about a task; (0, 0) for one that is not known."""
+        watched = self._tasks.get(task_id)
+        return Signs(0, 0) if watched is None else signs(watched.state, policy)
 
     def running(self, task_id: str) -> int:
         """Attempts of a task that are under way."""
