@@ -101,7 +101,9 @@ class SqlLedger:
         ledger = cls(database, replica_id, Journal(journal_dir, replica_id), task_limit_nano_usd)
         alone = database.sqlite_path is not None
         try:
-            ledger._lease = await ledger._run(partial(leases.register, replica_id, _ms(LEASE_TTL_S), alone))
+            ledger._lease = await ledger._run_again(
+                partial(leases.register, replica_id, _ms(LEASE_TTL_S), alone)
+            )
             await ledger.replay()
             if alone:
                 await ledger.reap(0)
@@ -122,7 +124,7 @@ class SqlLedger:
         await asyncio.gather(*self._tasks)
         try:
             await self._replay_if_pending()
-            await self._run(partial(leases.renew, self._lease, 0))
+            await self._run_again(partial(leases.renew, self._lease, 0))
         except StoreDown as e:
             _log.warning("the ledger's database did not answer at the end: %s", e)
         if self._adrift:
@@ -183,7 +185,7 @@ class SqlLedger:
     async def snapshot(self, scope: str) -> list[Budget]:
         """The budgets of a scope as they stand now. Raises `LedgerUnavailable`."""
         try:
-            return await self._run(partial(budget_rows.read, scope))
+            return await self._run_again(partial(budget_rows.read, scope))
         except StoreDown as e:
             raise LedgerUnavailable from e
 
@@ -200,8 +202,14 @@ class SqlLedger:
         return await self._until_none(lambda: leases.forget(older_than_ms))
 
     async def ensure_partitions(self) -> None:
-        """Make the ledger's monthly partitions of Postgres for the months to come; nothing on SQLite."""
-        await self._run(partial(ensure_partitions, self._database.postgres_dsn is not None))
+        """Make the ledger's monthly partitions of Postgres for the months to come; nothing on SQLite.
+
+        Raises `LedgerUnavailable`.
+        """
+        try:
+            await self._run_again(partial(ensure_partitions, self._database.postgres_dsn is not None))
+        except StoreDown as e:
+            raise LedgerUnavailable from e
 
     async def replay(self) -> int:
         """Post all that waits in the journal. Returns how much; raises `StoreDown` if the store is still down."""
@@ -351,10 +359,19 @@ class SqlLedger:
         self._failed_at = float("-inf")
         return result
 
+    async def _run_again(self, tx: Callable[[], Tx[T]]) -> T:
+        """The same, again if another transaction was there first."""
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                return await self._run(tx)
+            except Conflict:
+                continue
+        raise StoreDown("the store was too busy")
+
     async def _until_none(self, tx: Callable[[], Tx[int]]) -> int:
         total = 0
         try:
-            while n := await self._run(tx):
+            while n := await self._run_again(tx):
                 total += n
         except StoreDown as e:
             raise LedgerUnavailable from e
@@ -393,6 +410,8 @@ class SqlLedger:
                 await do()
             except (StoreDown, Conflict):
                 pass  # logged where it failed; the next turn tries again
+            except OSError:
+                _log.exception("the journal's disk failed; trying again in %g s", seconds)
 
     # --- refusals that are known -----------------------------------------------------------------------
 
