@@ -50,9 +50,14 @@ def limit_send_buffers(port: int, size_bytes: int) -> None:
 def _tcp_sockets() -> Iterator[socket.socket]:
     for name in os.listdir("/proc/self/fd"):
         try:
-            sock = socket.socket(fileno=os.dup(int(name)))
+            copy = os.dup(int(name))
         except OSError:
-            continue  # no socket, or closed since the listing
+            continue  # closed since the listing
+        try:
+            sock = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            continue  # no socket
         with sock:
             if sock.family == socket.AF_INET and sock.type == socket.SOCK_STREAM:
                 yield sock
