@@ -142,17 +142,13 @@ class Pool:
 
     async def _connect_to(self, origin: Origin, address: str) -> Connection:
         connection = Connection(self._loop, self._forget)
-        try:
-            await self._loop.create_connection(
-                lambda: connection,
-                address,
-                origin.port,
-                ssl=self._tls if origin.tls else None,
-                server_hostname=origin.host if origin.tls else None,
-            )
-        except BaseException:
-            connection.abort()
-            raise
+        await self._loop.create_connection(
+            lambda: connection,
+            address,
+            origin.port,
+            ssl=self._tls if origin.tls else None,
+            server_hostname=origin.host if origin.tls else None,
+        )
         if self._stopped or connection.closed:  # nothing has been sent on it
             connection.abort()
             raise ConnectionAbortedError("closed while connecting")

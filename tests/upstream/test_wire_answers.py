@@ -108,6 +108,8 @@ MALFORMED = {
     "html": b"<html><body>proxy error</body></html>",
     "http/2": b"HTTP/2 200\r\n\r\n",
     "status": b"HTTP/1.1 20x OK\r\n\r\n",
+    "status below all": b"HTTP/1.1 099 X\r\nContent-Length: 2\r\n\r\nhi",
+    "switching to nothing": b"HTTP/1.1 101 X\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nhi",
     "switching": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
     "both framings": CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n") + b"5\r\nhello\r\n0\r\n\r\n",
     "both framings, turned": OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",

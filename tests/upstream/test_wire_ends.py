@@ -55,7 +55,8 @@ async def test_silence_between_bytes_is_timed_anew_after_each() -> None:
             await asyncio.sleep(0.05)
         await peer.say(b"last")
         with pytest.raises(UpstreamTimeout) as error:
-            await answer.read(100)
+            async with asyncio.timeout(0.6):  # before the time that was set for the first byte
+                await answer.read(100)
         assert said(error.value) == (UpstreamTimeout, SILENT, None)
         await peer.gone()
         await answer.close()
@@ -161,6 +162,23 @@ async def test_a_refusal_before_the_request_is_read_is_an_answer_and_ends_the_co
         assert (answer.status, await answer.read(10)) == (413, b"big")
         await answer.close()
         await peer.gone()
+        call, peer = await called.asked()  # on another one
+        await peer.say(HEAD % 2 + b"hi")
+        assert await (await call).read(10) == b"hi"
+
+
+@on_both_loops
+async def test_an_answer_that_goes_on_does_not_excuse_a_request_that_is_not_read() -> None:
+    async with calling() as called:
+        call = called.post(replace(LIMITS, write_s=0.2), (b"x" * (16 << 20),))
+        peer = await called.server.peer()
+        await peer.say(HEAD % 1000)
+        talking = asyncio.ensure_future(_talk(peer))
+        answer = await call
+        with pytest.raises(UpstreamTimeout, match="did not take the request within"):
+            await answer.read(1000)
+        talking.cancel()
+        await answer.close()
 
 
 @on_both_loops
@@ -257,6 +275,17 @@ async def test_stop_ends_calls_and_idle_connections_and_returns_when_they_are_go
         await busy.gone()
         with pytest.raises(RuntimeError):
             await called.client.post(called.server.origin, b"", (), LIMITS)
+
+
+@on_both_loops
+async def test_a_connection_that_is_made_after_stop_is_not_used() -> None:
+    async with calling() as called:
+        call = called.post()
+        await asyncio.sleep(0)
+        await called.client.stop()
+        with pytest.raises(UpstreamUnreachable):
+            await call
+        await (await called.server.peer()).gone()
 
 
 @on_both_loops

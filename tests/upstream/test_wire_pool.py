@@ -86,6 +86,36 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
 
 
 @on_both_loops
+async def test_an_answer_before_the_request_is_none() -> None:
+    async with RawServer() as server:
+        pool = Pool(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        await pool.connect(server.origin, 1)
+        peer = await server.peer()
+        await peer.say(OK)
+        await peer.gone()
+        await pool.stop()
+
+
+@on_both_loops
+async def test_a_connection_is_not_given_to_another_while_someone_waits_for_its_answer() -> None:
+    async with RawServer() as server:
+        pool = Pool(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        connection = await pool.connect(server.origin, 1)
+        asking = asyncio.ensure_future(connection.send(b"x", (), LIMITS))
+        peer = await server.peer()
+        await peer.read(1)
+        await peer.say(OK[:-2])
+        await asking
+        reading = asyncio.ensure_future(connection.more())
+        await asyncio.sleep(0)
+        connection.data_received(OK[-2:])  # the reader has not run yet
+        pool.give(server.origin, connection)
+        assert pool.take(server.origin) is None
+        assert await reading == b"hi"
+        await pool.stop()
+
+
+@on_both_loops
 async def test_a_kept_connection_that_dies_before_it_answers_is_a_lost_answer_and_is_not_asked_again() -> (
     None
 ):

@@ -83,10 +83,11 @@ class Peer:
         self._writer.transport.abort()
 
     async def gone(self) -> None:
-        """Until the client has closed its end."""
+        """Until the client has closed its end: at once, not when some time-out of `LIMITS` would make it."""
         try:
-            while await self._reader.read(1 << 16):
-                pass
+            async with asyncio.timeout(1):
+                while await self._reader.read(1 << 16):
+                    pass
         except ConnectionError:
             pass
 
