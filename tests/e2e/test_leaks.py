@@ -68,11 +68,16 @@ async def test_two_thousand_requests_leave_nothing_behind(sqlite_url: str) -> No
     async with running(sqlite_url) as gw:
         await send(gw, 300)  # pools, caches and compiled queries are filled by then
         before = await left(gw)
-        await send(gw, 2_000)
+        growths = []
+        for _ in range(4):
+            objects = (await left(gw)).objects
+            await send(gw, 500)
+            growths.append((await left(gw)).objects - objects)
         after = await left(gw)
         assert after.holds == 0
         assert after.tasks == before.tasks
         # Idle ones of clients and of provider, both ends of each, and those on which abandoned answers were read on.
         assert after.connections <= 4 * AT_ONCE + 2 * DRAINS_MAX
-        assert after.objects - before.objects < 1_000
+        # A leak grows with every request, so in every part; other tests' garbage comes when it likes.
+        assert min(growths) < 250, growths
         assert gw.app.edge.in_flight == 0
