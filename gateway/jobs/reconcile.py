@@ -14,12 +14,15 @@ from gateway.core.catalog import Deployment, Provider
 from gateway.core.dialects import Reading
 from gateway.core.entry import Attempt, Kind, Outcome, Settled
 from gateway.core.errors import Unavailable
+from gateway.core.ids import ms_of
 from gateway.core.prices import PriceBook
 from gateway.core.usage import Quality
 
 #: A provider that knows nothing after this time will not know it later either.
 GIVE_UP_MS = 24 * 3600 * 1_000
 BATCH = 200
+FIRST_WAIT_MS = 10_000
+LONGEST_WAIT_MS = 3_600_000
 _log = logging.getLogger(__name__)
 
 
@@ -50,24 +53,44 @@ class Reconcile:
         self._price_book = price_book
         self._find = find
         self._now_ms = now_ms
+        #: attempts that their provider did not know: (when to ask again, how long that is to wait), in ms
+        self._waits: dict[str, tuple[int, int]] = {}
 
     async def once(self) -> int:
-        """One pass over what is uncertain; returns how many attempts were proven (corrected or confirmed)."""
+        """One pass over all that is uncertain; returns how many attempts were proven (corrected or confirmed).
+
+        What a provider did not know is asked for again after 10 s, then at intervals that double up to an hour.
+        """
         able = {name: d for name, d in self._deployments().items() if d.provider.usage_lookup}
         if not able:
             return 0
         names = tuple({d.provider.name for d in able.values()})
+        now_ms = self._now_ms()
+        since_ms = now_ms - GIVE_UP_MS
+        self._waits = {i: wait for i, wait in self._waits.items() if ms_of(i) >= since_ms}
         proven = 0
-        for attempt, outcome in await self._uncertain(names, self._now_ms() - GIVE_UP_MS, BATCH):
-            deployment = able.get(attempt.deployment)
-            row = self._price_book().find(deployment.price, attempt.started_at_ms) if deployment else None
-            if deployment is None or row is None:
-                continue
-            reading = await self._reading(deployment.provider, attempt, outcome)
-            if reading is not None:
-                await self._settle(attempt, corrected(outcome, reading, row, attempt.started_at_ms))
-                proven += 1
-        return proven
+        while True:
+            batch = await self._uncertain(names, since_ms, BATCH)
+            for attempt, outcome in batch:
+                deployment = able.get(attempt.deployment)
+                if deployment is not None and await self._prove(deployment, attempt, outcome, now_ms):
+                    proven += 1
+            if len(batch) < BATCH:
+                return proven
+            since_ms = ms_of(batch[-1][0].attempt_id) + 1
+
+    async def _prove(self, deployment: Deployment, attempt: Attempt, outcome: Outcome, now_ms: int) -> bool:
+        not_before_ms, waited_ms = self._waits.get(attempt.attempt_id, (0, FIRST_WAIT_MS // 2))
+        row = self._price_book().find(deployment.price, attempt.started_at_ms)
+        if row is None or now_ms < not_before_ms:
+            return False
+        reading = await self._reading(deployment.provider, attempt, outcome)
+        if reading is None:
+            wait_ms = min(2 * waited_ms, LONGEST_WAIT_MS)
+            self._waits[attempt.attempt_id] = (now_ms + wait_ms, wait_ms)
+            return False
+        await self._settle(attempt, corrected(outcome, reading, row, attempt.started_at_ms))
+        return True
 
     async def _reading(self, provider: Provider, attempt: Attempt, outcome: Outcome) -> Reading | None:
         # Providers that take our id back know a request whose answer, and so whose own id, never arrived.
