@@ -77,12 +77,12 @@ _TASK_COLUMNS = (
     "depth",
     "state_reason",
 )
-_SELECT_TASKS = f"SELECT {', '.join((*_TASK_COLUMNS, *TOKEN_COLUMNS))} FROM task"  # noqa: S608
+SELECT_TASKS = f"SELECT {', '.join((*_TASK_COLUMNS, *TOKEN_COLUMNS))} FROM task"  # noqa: S608
 _TASKS = Sql(
-    f"{_SELECT_TASKS} WHERE ($1 = '' OR key_id = $1) AND ($2 = '' OR team_id = $2) AND last_at_ms < $3 "
+    f"{SELECT_TASKS} WHERE ($1 = '' OR key_id = $1) AND ($2 = '' OR team_id = $2) AND last_at_ms < $3 "
     "ORDER BY last_at_ms DESC, task_id LIMIT $4"
 )
-_TASK = Sql(f"{_SELECT_TASKS} WHERE task_id = $1 OR external_id = $1 ORDER BY last_at_ms DESC LIMIT 1")
+_TASK = Sql(f"{SELECT_TASKS} WHERE task_id = $1 OR external_id = $1 ORDER BY last_at_ms DESC LIMIT 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +243,14 @@ class Accounts:
     ) -> list[Task]:
         """The latest first; the next page is `before_ms` = the last one's `last_at_ms`."""
         found = await self._rows(_TASKS, key_id, team_id, 2**62 if before_ms is None else before_ms, limit)
-        return [_task_of(row) for row in found]
+        return [task_of(row) for row in found]
 
     async def get_task(self, task_id: str) -> Task:
         """By its id, or by the id that its client gave it (the latest with that id). Raises `NotFound`."""
         found = await self._rows(_TASK, task_id)
         if not found:
             raise NotFound(f"there is no task {task_id}")
-        return _task_of(found[0])
+        return task_of(found[0])
 
     # --- transactions --------------------------------------------------------------------------------
 
@@ -384,6 +384,7 @@ def _team_of(row: Row) -> Team:
     )
 
 
-def _task_of(row: Row) -> Task:
+def task_of(row: Row) -> Task:
+    """A row of SELECT_TASKS."""
     named = dict(zip(_TASK_COLUMNS, row, strict=False))
     return Task(**named, tokens=dict(zip(TOKEN_COLUMNS, row[len(_TASK_COLUMNS) :], strict=True)))

@@ -176,7 +176,9 @@ class _Books:
         """The ids of a hold's budgets, and where it is held, as the hold's row says it."""
         known = self._where.get(scopes)
         if known is None:
-            found = [b for scope in dict.fromkeys(scopes) for b in self._by_scope.get(scope, ())]
+            found = budget_rows.apart(
+                b for scope in dict.fromkeys(scopes) for b in self._by_scope.get(scope, ())
+            )
             known = tuple(b.budget_id for b in found), budget_rows.places_text(map(Place.of, found))
             self._where[scopes] = known
         return known

@@ -306,7 +306,7 @@ def _refuse_unknown(scope: str, rule: BudgetRule) -> Tx[None]:
             f"{scope!r} is not a scope: write one of {', '.join(f'{k}:<id>' for k in SCOPE_KINDS)}",
             param="scope",
         )
-    if kind == "task" and rule.window != "lifetime":
+    if kind == "task" and (rule.window, rule.zone) != ("lifetime", "UTC"):
         raise InvalidRequest("a task's budget is for its lifetime", param="window")
     sql = _KNOWN.get(kind)
     if sql is not None and not (yield Fetch(sql, (name,))):

@@ -221,6 +221,13 @@ def with_earlier(budgets: list[Budget], now_ms: int) -> Tx[list[Budget]]:
     ]
 
 
+def apart(budgets: Iterable[Budget]) -> list[Budget]:
+    """Those that none of the others is carved from: what is held in a child is held in its parent already."""
+    found = list(budgets)
+    above = {i for b in found for i in b.ancestors}
+    return [b for b in found if b.budget_id not in above] if above else found
+
+
 def read(scope: str) -> Tx[list[Budget]]:
     """The budgets of a scope as they stand now, without a lock."""
     now_ms: int = (yield Fetch(_NOW))[0][0]

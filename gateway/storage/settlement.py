@@ -6,10 +6,9 @@ one correction, whatever any process believes, by two unique indexes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.core.budget import Budget
 from gateway.core.catalog import Operation
 from gateway.core.entry import Attempt, Kind, Outcome, Settled, Unit
 from gateway.core.ids import ms_of
@@ -146,14 +145,12 @@ def _places(lost: Sequence[Attempt], now_ms: int) -> Tx[dict[str, str]]:
     """Where attempts are posted whose holds the store has lost: in the current budgets of their scopes."""
     by_scope = yield from budget_rows.lock({s for a in lost for s in _scopes(a)}, now_ms)
     yield from entry_rows.ensure_tasks(lost, now_ms)
-    return {a.attempt_id: budget_rows.places_text(_places_of(a, by_scope)) for a in lost}
-
-
-def _places_of(attempt: Attempt, by_scope: Mapping[str, list[Budget]]) -> list[Place]:
-    """A child's budget takes along those that it is carved from, so these must not be charged twice."""
-    budgets = [b for s in _scopes(attempt) for b in by_scope.get(s, ())]
-    above = {i for b in budgets for i in b.ancestors}
-    return [Place.of(b) for b in budgets if b.budget_id not in above]
+    return {
+        a.attempt_id: budget_rows.places_text(
+            map(Place.of, budget_rows.apart(b for s in _scopes(a) for b in by_scope.get(s, ())))
+        )
+        for a in lost
+    }
 
 
 def _scopes(attempt: Attempt) -> list[str]:

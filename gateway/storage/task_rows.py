@@ -8,30 +8,56 @@ from gateway.core.budget import Budget
 from gateway.core.entry import Refused
 from gateway.core.task import ALERTED_FROM_PERCENT, REACHED_FROM, State
 from gateway.storage import budget_rows
-from gateway.storage.transact import FetchEach, Sql, Tx
+from gateway.storage.transact import Fetch, FetchEach, Sql, Tx
 
 
 def _changes(to: State) -> Sql:
     before = ", ".join(f"'{state}'" for state in sorted(REACHED_FROM[to]))
     return Sql(
         f"UPDATE task SET state = '{to}', state_reason = $2 WHERE task_id = $1 AND state IN ({before}) "  # noqa: S608
-        "RETURNING task_id"
+        "AND ($3 = '' OR state = $3) RETURNING task_id"
     )
 
 
 _CHANGE = {state: _changes(state) for state in State}
-_RESUME_BUDGET = Sql(
-    "UPDATE task SET state = 'running', state_reason = '' WHERE task_id = $1 AND state = 'paused_budget' "
-    "RETURNING task_id"
-)
+_CHILDREN = Sql("SELECT task_id FROM task WHERE parent_task_id = ANY($1::text[])")
 
 
-def change(to: State, reasons: Mapping[str, str]) -> Tx[list[str]]:
-    """Bring these tasks (id -> reason) to a state, if theirs allows it. Returns the ids of those that changed."""
+def change(to: State, reasons: Mapping[str, str], only: str = "") -> Tx[list[str]]:
+    """Bring these tasks (id -> reason) to a state, if theirs allows it; `only`: from that state alone.
+
+    Returns the ids of those that changed.
+    """
     if not reasons:
         return []
-    rows = yield FetchEach(_CHANGE[to], [(task_id, reasons[task_id]) for task_id in sorted(reasons)])
+    rows = yield FetchEach(_CHANGE[to], [(task_id, reasons[task_id], only) for task_id in sorted(reasons)])
     return [row[0] for row in rows]
+
+
+def below(task_id: str) -> Tx[list[str]]:
+    """The task and all below it, whether declared or named by clients, who may name them in a circle."""
+    found = [task_id]
+    level = found
+    while level:
+        rows = yield Fetch(_CHILDREN, (level,))
+        level = sorted({row[0] for row in rows} - set(found))
+        found = found + level
+    return found
+
+
+def change_all(to: State, task_id: str, reason: str, only: str = "") -> Tx[list[str]]:
+    """The same for a task and all below it. Each level is locked before the next is looked for, so that a child which
+    is being declared either sees its parent changed or is seen.
+    """
+    changed: list[str] = []
+    seen: set[str] = set()
+    level = [task_id]
+    while level:
+        seen.update(level)
+        changed += yield from change(to, dict.fromkeys(level, reason), only)
+        rows = yield Fetch(_CHILDREN, (level,))
+        level = sorted({row[0] for row in rows} - seen)
+    return changed
 
 
 def pause_used_up(refusals: Mapping[str, Refused], now_ms: int) -> Tx[None]:
@@ -47,10 +73,7 @@ def pause_used_up(refusals: Mapping[str, Refused], now_ms: int) -> Tx[None]:
 
 def resume(task_ids: Sequence[str]) -> Tx[list[str]]:
     """Let tasks go on that only waited for money. Returns the ids of those that did."""
-    if not task_ids:
-        return []
-    rows = yield FetchEach(_RESUME_BUDGET, [(task_id,) for task_id in sorted(task_ids)])
-    return [row[0] for row in rows]
+    return (yield from change(State.RUNNING, dict.fromkeys(task_ids, ""), State.PAUSED_BUDGET))
 
 
 def follow(posted: Sequence[tuple[Budget, int, list[int]]]) -> Tx[None]:
