@@ -11,8 +11,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -110,24 +111,46 @@ def _when_parent_dies(call: Callable[[], None]) -> None:
 
 
 async def _serve_many(settings: Settings, config_path: Path | None, first_run: bool) -> int:
-    async with _with_demo(settings) as ready:
-        key = await prepare(ready, first_run)
-        demo_url = next((p.base_url for p in ready.providers.values() if p.wire == "demo"), "")
-        say_hello(ready, ready.listen.port, ready.admin_listen.port, key)
+    with _claimed(settings) as claimed:
+        async with _with_demo(claimed) as ready:
+            key = await prepare(ready, first_run)
+            say_hello(ready, ready.listen.port, ready.admin_listen.port, key)
+            command = partial(_worker_command, ready, config_path)
+            return await workers.supervise(command, ready.workers, ready.drain_s + GRACE_S)
 
-        def command(index: int) -> workers.Command:
-            spec = {
-                "config": str(config_path) if config_path else None,
-                "listen": [ready.listen.host, ready.listen.port],
-                "admin": [ready.admin_listen.host, ready.admin_listen.port],
-                "index": index,
-                "demo_url": demo_url,
-            }
-            return workers.Command(
-                [sys.executable, "-m", "gateway.start", json.dumps(spec)], dict(config.environment())
+
+@contextmanager
+def _claimed(settings: Settings) -> Iterator[Settings]:
+    """Both addresses, ours while this lasts: one that is taken is told now and not by each worker for ever, and a
+    port of 0 becomes the same for all of them. A socket that does not listen gets no connection."""
+    with ExitStack() as stack:
+        moved = []
+        for listen in (settings.listen, settings.admin_listen):
+            claim = stack.enter_context(
+                socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET)
             )
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                claim.bind((listen.host, listen.port))
+            except OSError as e:
+                raise CannotStart(f"cannot listen on {listen}: {e.strerror or e}") from e
+            # Not before: it would let us share the port of another gateway's workers.
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            moved.append(Listen(listen.host, claim.getsockname()[1]))
+        yield dataclasses.replace(settings, listen=moved[0], admin_listen=moved[1])
 
-        return await workers.supervise(command, ready.workers, ready.drain_s + GRACE_S)
+
+def _worker_command(ready: Settings, config_path: Path | None, index: int) -> workers.Command:
+    spec = {
+        "config": str(config_path) if config_path else None,
+        "listen": [ready.listen.host, ready.listen.port],
+        "admin": [ready.admin_listen.host, ready.admin_listen.port],
+        "index": index,
+        "demo_url": next((p.base_url for p in ready.providers.values() if p.wire == "demo"), ""),
+    }
+    return workers.Command(
+        [sys.executable, "-m", "gateway.start", json.dumps(spec)], dict(config.environment())
+    )
 
 
 def worker(spec_text: str) -> int:
