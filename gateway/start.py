@@ -21,6 +21,7 @@ import uvloop
 from gateway import app, workers
 from gateway import settings as config
 from gateway.commands.database import declare
+from gateway.core.errors import Unavailable
 from gateway.settings import Listen, Settings, ensure_pepper
 from gateway.storage import schema
 from gateway.storage.accounts import Accounts
@@ -154,17 +155,20 @@ def _worker_command(ready: Settings, config_path: Path | None, index: int) -> wo
 
 
 def worker(spec_text: str) -> int:
-    """One of several processes; started by `_serve_many` only."""
+    """One of several processes; started by `_serve_many` only, which starts it again if it cannot."""
     spec = json.loads(spec_text)
-    settings = config.load(Path(spec["config"]) if spec["config"] else None, config.environment())
-    settings = dataclasses.replace(
-        settings, listen=Listen(*spec["listen"]), admin_listen=Listen(*spec["admin"]), workers=1
-    )
-    if spec["demo_url"]:
-        settings = settings.with_demo_at(spec["demo_url"])
-    return uvloop.run(
-        _serve_one(settings, False, replica=_replica(settings, spec["index"]), shared_port=True)
-    )
+    try:
+        settings = config.load(Path(spec["config"]) if spec["config"] else None, config.environment())
+        settings = dataclasses.replace(
+            settings, listen=Listen(*spec["listen"]), admin_listen=Listen(*spec["admin"]), workers=1
+        )
+        if spec["demo_url"]:
+            settings = settings.with_demo_at(spec["demo_url"])
+        replica = _replica(settings, spec["index"])
+        return uvloop.run(_serve_one(settings, False, replica=replica, shared_port=True))
+    except (CannotStart, config.ConfigError, schema.SchemaMismatch, Unavailable) as e:
+        print(f"worker {spec['index']} cannot start: {e}", file=sys.stderr, flush=True)
+        return 1
 
 
 async def prepare(settings: Settings, first_run: bool) -> str | None:
