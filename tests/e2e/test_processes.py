@@ -142,13 +142,15 @@ def gone(pid: int) -> bool:
 
 
 async def test_three_workers_on_one_port(tmp_path: Path, postgres_url: str) -> None:
-    tollhouse = Tollhouse(
-        tmp_path, postgres_url, listen=f"127.0.0.1:{free_port()}", workers=3, log_level="warning"
-    )
+    tollhouse = Tollhouse(tmp_path, postgres_url, listen="127.0.0.1:0", workers=3, log_level="warning")
     async with tollhouse.serve("--first-run") as serving, ledger(postgres_url) as database:
         key = serving.key or ""
         await until(lambda: listeners(serving.url) == 3)
         assert await statuses(serving.url, key, 60) == {200: 60}
+
+        port = urlsplit(serving.url).port
+        refused, _, err = await tollhouse.run("serve", "--port", str(port))
+        assert (refused, f"cannot listen on 127.0.0.1:{port}" in err, "Traceback" in err) == (2, True, False)
 
         accounts = Accounts(database, actor="test")
         pepper = (tollhouse.state / "pepper").read_text().strip().encode()
@@ -183,7 +185,7 @@ async def kill_one_of_many_streams(serving: Serving, database: Database, key: st
 
     async def ends_well() -> bool:
         async with RawClient(serving.url, key) as client:
-            await client.post(CHAT, body(700, stream=True))
+            await client.post(CHAT, body(1_500, stream=True))
             await client.head()
             await client.event()
             begun.release()
@@ -208,7 +210,9 @@ async def kill_one_of_many_streams(serving: Serving, database: Database, key: st
     return victim, its_attempts
 
 
-async def test_a_worker_does_not_outlive_its_parent(tmp_path: Path, sqlite_url: str) -> None:
+async def test_a_worker_does_not_outlive_its_parent_and_says_why_it_cannot_start(
+    tmp_path: Path, sqlite_url: str
+) -> None:
     tollhouse = Tollhouse(tmp_path, sqlite_url)
     port = free_port()
     spec = {
@@ -218,16 +222,31 @@ async def test_a_worker_does_not_outlive_its_parent(tmp_path: Path, sqlite_url: 
         "index": 0,
         "demo_url": "http://127.0.0.1:9/v1",
     }
-    worker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway.start", json.dumps(spec)), stdin=asyncio.subprocess.PIPE
-    )
-    assert worker.stdin is not None
+    first = await start_worker(spec)
     try:
         await until(lambda: listeners(f"http://127.0.0.1:{port}") == 1)
-        worker.stdin.close()  # as the death of a parent does
+        second = await start_worker(spec)
+        _, err = await second.communicate()
+        assert (second.returncode, err.decode()) == (
+            1,
+            f"worker 0 cannot start: another gateway (pid {first.pid}) already serves from "
+            f"{sqlite_url.removeprefix('sqlite:///')}; stop it, or use Postgres for more than one process\n",
+        )
+        assert first.stdin is not None
+        first.stdin.close()  # as the death of a parent does
         async with asyncio.timeout(START_S):
-            assert await worker.wait() == 0
+            assert await first.wait() == 0
     finally:
-        if worker.returncode is None:
-            worker.kill()
-            await worker.wait()
+        if first.returncode is None:
+            first.kill()
+        await first.communicate()
+
+
+async def start_worker(spec: dict[str, object]) -> asyncio.subprocess.Process:
+    """As the parent of several does."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway.start", json.dumps(spec)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )

@@ -124,7 +124,7 @@ async def running(
 
 # --- as processes of their own -----------------------------------------------------------------------------
 
-START_S = 30.0
+START_S = 60.0
 
 
 class Tollhouse:
