@@ -1,12 +1,13 @@
-"""Running streams: a keep-alive when the provider is silent, a cut when the client does not read.
+"""Clients and providers that take their time: a keep-alive when the provider is silent, a cut when the client does
+not read, an end for connections that do not speak.
 
-One timer for all streams instead of one per chunk: a timer costs more than passing a chunk on.
+One timer for all of a kind instead of one per chunk: a timer costs more than passing a chunk on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from aiohttp import web
 
@@ -95,3 +96,45 @@ class LiveStreams:
         except (ConnectionError, RuntimeError):
             return  # the client left, or the stream ended since; its own handler deals with it
         live.last_s = self._monotonic()
+
+
+class SilentConnections:
+    """Closes connections on which no complete request head arrives in time: aiohttp waits for the first one for ever.
+
+    Between the requests of one connection its keep-alive time-out applies.
+    """
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        head_timeout_s: float,
+        connections: Callable[[], Collection[web.RequestHandler]],
+    ) -> None:
+        self._monotonic = monotonic
+        self._head_timeout_s = head_timeout_s
+        self._connections = connections
+        self._spoken: set[web.RequestHandler] = set()
+        self._since_s: dict[web.RequestHandler, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._sweep(), name="silent connections")
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def spoke(self, connection: web.RequestHandler) -> None:
+        self._spoken.add(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._head_timeout_s / 4)
+            now_s = self._monotonic()
+            present = set(self._connections())
+            self._spoken &= present
+            self._since_s = {c: self._since_s.get(c, now_s) for c in present - self._spoken}
+            for connection, since_s in self._since_s.items():
+                if now_s - since_s > self._head_timeout_s:
+                    connection.force_close()

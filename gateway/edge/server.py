@@ -31,7 +31,7 @@ from gateway.core.errors import (
 )
 from gateway.core.identity import Caller
 from gateway.edge import errors
-from gateway.edge.live import LiveStreams
+from gateway.edge.live import LiveStreams, SilentConnections
 from gateway.edge.urls import Target, resolve
 from gateway.edge.whole import Whole
 from gateway.ports import Answer, Incoming
@@ -79,6 +79,7 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class EdgeOptions:
     body_bytes_max: int = 32 << 20
+    head_timeout_s: float = 10.0  # a connection's first request line and headers
     body_timeout_s: float = BODY_TIMEOUT_S
     keep_alive_s: float = 15.0
     slow_client_s: float = 120.0
@@ -106,6 +107,7 @@ class Edge:
         self._on_done = on_done
         self._on_fault = on_fault
         self._live = LiveStreams(monotonic, options.keep_alive_s, options.slow_client_s)
+        self._silent = SilentConnections(monotonic, options.head_timeout_s, self._connections)
         self._runner: web.ServerRunner | None = None
         self._busy: set[web.RequestHandler] = set()  # connections with a request under way
         self.port = 0
@@ -134,6 +136,11 @@ class Edge:
         await site.start()
         self.port = self._runner.addresses[0][1]
         self._live.start()
+        self._silent.start()
+
+    def _connections(self) -> list[web.RequestHandler]:
+        server = None if self._runner is None else self._runner.server
+        return [] if server is None else server.connections
 
     async def drain(self, timeout_s: float) -> None:
         """Stop listening, wait for running requests, then cut what is left."""
@@ -141,12 +148,12 @@ class Edge:
             return
         for site in list(self._runner.sites):
             await site.stop()
-        if self._runner.server is not None:
-            for connection in self._runner.server.connections:
-                if connection in self._busy:
-                    connection.close()  # after its request
-                else:
-                    connection.force_close()
+        self._silent.stop()
+        for connection in self._connections():
+            if connection in self._busy:
+                connection.close()  # after its request
+            else:
+                connection.force_close()
         await self._idle(timeout_s)
         self._live.stop()
         await self._runner.cleanup()
@@ -168,6 +175,7 @@ class Edge:
         )
         target = resolve(request.rel_url.raw_path, "anthropic-version" in request.headers)
         self._busy.add(request.protocol)
+        self._silent.spoke(request.protocol)
         try:
             return await self._answer(request, target, steps, done)
         except GatewayError as error:
