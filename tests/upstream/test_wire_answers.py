@@ -244,6 +244,20 @@ async def test_a_compressed_answer_is_inflated_in_bounded_pieces() -> None:
 
 
 @on_both_loops
+async def test_what_zlib_still_holds_when_its_input_is_used_up_is_not_forgotten() -> None:
+    raw = zlib.compressobj(wbits=-15)
+    text = b"a" * (INFLATED_BYTES_MAX + 24)
+    packed = raw.compress(text) + raw.flush()
+    first = zlib.decompressobj(wbits=-15)
+    assert first.decompress(packed, INFLATED_BYTES_MAX) == text[:-24]
+    assert (first.unconsumed_tail, first.eof) == (b"", False)
+    async with calling() as called:
+        call, peer = await called.asked()
+        await peer.say(OK + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % len(packed), packed)
+        assert await outcome(call) == (200, text)
+
+
+@on_both_loops
 async def test_what_cannot_be_inflated_is_malformed() -> None:
     packed = gzip.compress(b"hello" * 100)
     for coding, body in (
