@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from gateway import __version__
 from gateway.admin.ports import AdminDeps
 from gateway.admin.server import AdminServer
+from gateway.alerts import Alerts
 from gateway.core import health
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.ids import RANDOM_BYTES, new_id
@@ -38,6 +39,8 @@ from gateway.storage.keys import SqlKeyStore
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.lockfile import ServingLock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
+from gateway.storage.outbox import SqlOutbox
+from gateway.storage.own_tasks import OwnTasks
 from gateway.storage.uncertain import uncertain
 from gateway.tasks import Tasks
 from gateway.telemetry.logs import AccessLog
@@ -61,7 +64,7 @@ class App:
     """One serving process. `async with App(settings) as app:` listens until left.
 
     `replica_id` names this process to the ledger, the same after a restart, so that it finds its own journal.
-    `reuse_port`: several processes share the ports.
+    `reuse_port`: several processes share the ports. `webhook_loopback`: tests receive alerts at 127.0.0.1.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class App:
         reuse_port: bool = False,
         reconcile_every_s: float = RECONCILE_EVERY_S,
         access_log: bool = True,
+        webhook_loopback: bool = False,
     ) -> None:
         self.settings = settings
         self.clock = SystemClock()
@@ -81,6 +85,7 @@ class App:
         self._stack = AsyncExitStack()
         self._draining = False
         self._write_access = access_log
+        self._webhook_loopback = webhook_loopback
         self._tracing: Tracing | None = None
         self._traced: dict[str, list[TracedAttempt]] = {}
         self._randomness = Randomness()
@@ -91,6 +96,7 @@ class App:
         self.ledger: SqlLedger
         self.reconcile: Reconcile
         self.database: Database
+        self.alerts: Alerts
         self.admin_port = 0
 
     @property
@@ -126,6 +132,7 @@ class App:
         if self.database.sqlite_path is not None:
             stack.callback(ServingLock.take(self.database.sqlite_path).release)
         await schema.check(self.database)
+        self.alerts = Alerts(SqlOutbox(self.database), self.metrics)
         self.ledger = await SqlLedger.open(
             self.database,
             replica_id=self._replica_id,
@@ -185,6 +192,10 @@ class App:
         )
         self.jobs.watch(Reaper(self.ledger, grace_s=settings.reaper_grace_s).run(), "reaper")
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
+        if settings.webhook is not None:
+            self.alerts.deliver(
+                settings.webhook, self.jobs, now_ms=self.clock.now_ms, loopback=self._webhook_loopback
+            )
         self._stack.push_async_callback(self.jobs.drain, 0.0)
 
     async def _shared(self) -> tuple[Limits, PrefixIndex]:
@@ -290,6 +301,12 @@ class App:
             readiness=self.readiness,
             on_done=lambda done: self._done(done, write),
             on_fault=_fault,
+            tasks=OwnTasks(
+                self.database,
+                pepper=world.pepper,
+                task_limit_nano_usd=settings.task_budget_nano_usd,
+                on_change=self.ledger.revision_changed,
+            ),
         )
         self.metrics.gauge(
             "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)

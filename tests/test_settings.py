@@ -22,6 +22,7 @@ from gateway.settings import (
     Secret,
     Settings,
     TeamSpec,
+    WebhookSpec,
     ensure_pepper,
     environment,
     load,
@@ -447,6 +448,33 @@ budgets:
     ]
 
 
+def test_a_webhook_goes_to_a_public_address_and_is_signed(read: Read) -> None:
+    url = "https://hooks.acme.dev/t?token=s3cr3t"
+    settings = read(f'webhook: {{url: "{url}", secret: "${{S}}"}}', {"S": "0123456789abcdef"})
+    assert settings.webhook == WebhookSpec(url, Secret("0123456789abcdef"))
+    assert "s3cr3t" not in repr(settings)
+    assert "0123456789abcdef" not in repr(settings)
+    assert read("").webhook is None
+    text = """webhook:
+  url: https://169.254.169.254/latest
+  secret: short
+"""
+    assert problems(read, text) == [
+        "2: webhook.url: may not be used: its address is not a public one",
+        "3: webhook.secret: must have at least 16 characters (openssl rand -hex 32)",
+    ]
+    assert problems(read, 'webhook: {url: "http://hooks.acme.dev/"}') == [
+        "1: webhook.url: may not be used: it must begin with https://",
+        "1: webhook.secret: is required (openssl rand -hex 32)",
+    ]
+    assert problems(read, "webhook: {secret: 0123456789abcdef}") == [
+        "1: webhook.url: is required (for example https://hooks.my-company.com/tollhouse)"
+    ]
+    assert problems(read, 'webhook: {url: "https://hooks.acme.dev/", secret: "${NONE}"}') == [
+        "1: webhook.secret: the environment variable NONE is not set (set it, or write ${NONE:-} if it may be missing)"
+    ]
+
+
 def test_nothing_to_call_is_a_problem(read: Read) -> None:
     assert problems(read, "demo: off") == [
         "1: providers: nothing is configured that could answer a request (set a provider's key)"
@@ -540,6 +568,7 @@ def test_every_setting_is_documented(read: Read) -> None:
     text = """x: 1
 timeouts: {x: 1}
 telemetry: {x: 1}
+webhook: {x: 1}
 limits: {x: 1}
 providers: {p: {base_url: "http://h/v1", x: 1, timeouts: {x: 1}, deployments: [{model: m, x: 1, price: {x: 1}}]}}
 rules: [{name: r, tier: standard, x: 1}]
@@ -548,7 +577,7 @@ budgets: [{scope: "team:t", limit_usd: 1, x: 1}]
 """
     hints = [p for p in problems(read, text) if "there is no such setting" in p]
     known = {word for hint in hints for word in re.findall(r"\w+", hint.partition("known here:")[2])}
-    assert len(hints) == 12
+    assert len(hints) == 13
     prose = re.sub(r"(?s)```.*?```", "", CONFIGURATION_PAGE.read_text("utf-8"))
     documented = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
     assert known - documented == set()

@@ -16,6 +16,7 @@ from gateway.settings.model import (
     TeamSpec,
     Telemetry,
     Timeouts,
+    WebhookSpec,
 )
 from gateway.settings.pepper import ensure_pepper
 
@@ -32,6 +33,7 @@ __all__ = [
     "TeamSpec",
     "Telemetry",
     "Timeouts",
+    "WebhookSpec",
     "ensure_pepper",
     "environment",
     "load",

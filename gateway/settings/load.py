@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from gateway.core.addresses import judge
 from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, BudgetMode, OnExceed
 from gateway.core.catalog import Catalog, Deployment, Tier
 from gateway.core.entry import Unit
@@ -30,6 +31,7 @@ from gateway.settings.model import (
     TeamSpec,
     Telemetry,
     Timeouts,
+    WebhookSpec,
 )
 from gateway.settings.providers import Shipped, read_known, read_providers
 from gateway.settings.section import Section
@@ -158,6 +160,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         drain_s=root.number("drain_s", 30, 0, 3600),
         reaper_grace_s=root.number("reaper_grace_s", 600, 1, _DAY_S),
         expose_cost=root.flag("expose_cost", True),
+        webhook=_webhook(root),
         keyless=tuple(found.keyless),
     )
     root.done()
@@ -205,6 +208,19 @@ def _telemetry(section: Section) -> Telemetry:
     )
     section.done()
     return telemetry
+
+
+def _webhook(root: Section) -> WebhookSpec | None:
+    section = root.section("webhook")
+    url, secret = section.text("url"), _secret(section, "secret", "")
+    section.done()
+    if url and (reason := judge(url).reason):
+        section.wrong("url", f"may not be used: {reason}")
+    if url and secret is None and not section.unresolved("secret"):
+        section.wrong("secret", "is required", "openssl rand -hex 32")
+    if secret is not None and not url:
+        section.wrong("url", "is required", "for example https://hooks.my-company.com/tollhouse")
+    return WebhookSpec(url, secret) if url and secret is not None else None
 
 
 def _database_url(root: Section, state_dir: Path) -> str:

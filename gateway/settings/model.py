@@ -148,6 +148,14 @@ class Telemetry:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookSpec:
+    """Where alerts go. The URL often holds a secret of the receiver, so it does not show either."""
+
+    url: str = field(repr=False)
+    secret: Secret
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that was configured. A reload builds a new one and swaps it whole."""
 
@@ -177,6 +185,7 @@ class Settings:
     drain_s: float
     reaper_grace_s: float
     expose_cost: bool
+    webhook: WebhookSpec | None = None  # None: alerts stay in the database
     keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
 
     @property

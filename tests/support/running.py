@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +97,12 @@ async def running(
     first_token_delay_s: float = 0.0,
     chunk_delay_s: float = 0.0,
     drain_s: float = 5.0,
+    configured: Mapping[str, Any] | None = None,
     **provider_changes: Any,
 ) -> AsyncIterator[Running]:
     """A gateway on a migrated store. `provider_changes` are fields of `core.catalog.Provider`.
 
-    `bills_after_disconnect`: what the demo provider bills of a stream whose reader left ("stop" or "drain").
+    `configured`: fields of `Settings`. `bills_after_disconnect`: what the demo provider bills of a stream whose reader left ("stop" or "drain").
     """
     provider = provider or DemoProvider(
         faults=faults,
@@ -112,8 +113,15 @@ async def running(
     with tempfile.TemporaryDirectory(prefix="tollhouse-test-") as directory:
         async with provider:
             settings = settings_for(store_url, Path(directory), provider.base_url, **provider_changes)
-            settings = dataclasses.replace(settings, drain_s=drain_s)
-            async with App(settings, replica_id="test", reconcile_every_s=_NEVER_S, access_log=False) as app:
+            settings = dataclasses.replace(settings, drain_s=drain_s, **(configured or {}))
+            app = App(
+                settings,
+                replica_id="test",
+                reconcile_every_s=_NEVER_S,
+                access_log=False,
+                webhook_loopback=True,
+            )
+            async with app:
                 accounts = Accounts(app.database, actor="test")
                 await accounts.ensure_defaults()
                 _, key = await accounts.create_key(pepper=ensure_pepper(settings), name="test")

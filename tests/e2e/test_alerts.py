@@ -1,0 +1,32 @@
+"""Alerts of a whole gateway arrive, signed, at somebody who has configured a webhook."""
+
+from __future__ import annotations
+
+from gateway.core.entry import Unit
+from gateway.settings import Secret, WebhookSpec
+from gateway.storage.accounts import Accounts
+from tests.support.alert_receiver import AlertReceiver
+from tests.support.running import running
+
+SECRET = "secret-of-the-receiver"
+CHAT = "/v1/chat/completions"
+HI = {"model": "demo-fast", "max_tokens": 16, "messages": [{"role": "user", "content": "demo:output=4"}]}
+
+
+async def test_a_budget_that_crosses_a_percent_is_announced(store: str) -> None:
+    async with (
+        AlertReceiver(SECRET) as receiver,
+        running(store, configured={"webhook": WebhookSpec(receiver.url, Secret(SECRET))}) as gw,
+    ):
+        accounts = Accounts(gw.app.database, actor="test")
+        await accounts.set_budget("team:default", 5, unit=Unit.CALLS, alert_percents=(80,))
+        for _ in range(4):
+            async with gw.http.post(CHAT, json=HI) as answer:
+                assert answer.status == 200
+        message = await receiver.next()
+        assert message["type"] == "budget_alert"
+        expected = {"percent": 80, "scope": "team:default", "unit": "calls"}
+        assert {k: message["data"][k] for k in expected} == expected
+        page = gw.app.metrics.render().decode()
+        assert 'tollhouse_webhooks_total{outcome="failed"} 0' in page
+        assert 'tollhouse_outbox_messages{state="dead"} 0' in page
