@@ -32,6 +32,7 @@ from gateway.core.errors import (
 from gateway.core.identity import Caller
 from gateway.edge import errors
 from gateway.edge.live import LiveStreams, SilentConnections
+from gateway.edge.tasks import TASK_BODY_BYTES_MAX, TaskDesk, answer_task
 from gateway.edge.urls import Target, resolve
 from gateway.edge.whole import Whole
 from gateway.ports import Answer, Incoming
@@ -86,7 +87,7 @@ class EdgeOptions:
 
 
 class Edge:
-    """`readiness` lists reasons why traffic should go elsewhere; empty = ready."""
+    """`readiness` lists reasons why traffic should go elsewhere; empty = ready. Without `tasks` none are declared."""
 
     def __init__(
         self,
@@ -98,8 +99,10 @@ class Edge:
         readiness: Callable[[], list[str]],
         on_done: Callable[[Done], None],
         on_fault: Callable[[str, BaseException], None],
+        tasks: TaskDesk | None = None,
     ) -> None:
         self._gateway = gateway
+        self._tasks = tasks
         self._options = options
         self._monotonic = monotonic
         self._new_request_id = new_request_id
@@ -216,11 +219,13 @@ class Edge:
             return self._probe(target, done)
         caller = await self._gateway.authenticate(request.headers)  # type: ignore[arg-type]
         done.key_id = caller.key_id
+        if target.kind == "task":
+            return await self._task(request, target, caller, done)
         if target.operation is None:
             return self._models(target, caller, done)
         done.operation = target.operation.value
         steps.pause()  # the client's upload is not our time
-        body = await self._body(request)
+        body = await self._body(request, self._options.body_bytes_max)
         steps.resume()
         done.bytes_in = len(body)
         incoming = Incoming(
@@ -277,9 +282,8 @@ class Edge:
         await response.write_eof()
         return response
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
+    async def _body(self, request: web.BaseRequest, most: int) -> bytes:
         """The whole body, refused as early as its size is known. Compressed bodies are refused unread."""
-        most = self._options.body_bytes_max
         if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise UnsupportedMedia()
         too_large = f"the request body is larger than {most} bytes"
@@ -327,6 +331,19 @@ class Edge:
         doc = {"service": "tollhouse", "version": __version__, "status": "not ready" if reasons else "ok"}
         body = msgspec.json.encode({**doc, "reasons": reasons} if reasons else doc)
         return Whole(done.status, _json_headers(done.request_id), body)
+
+    async def _task(
+        self, request: web.BaseRequest, target: Target, caller: Caller, done: Done
+    ) -> web.StreamResponse:
+        if self._tasks is None:
+            raise NotFound("no tasks are declared here")
+        body = b"" if target.verb == "show" else await self._body(request, TASK_BODY_BYTES_MAX)
+        done.bytes_in = len(body)
+        status, doc = await answer_task(self._tasks, caller.key, target.verb, target.name, body)
+        done.status, done.task_id = status, str(doc["id"])
+        written = msgspec.json.encode(doc)
+        done.bytes_out = len(written)
+        return Whole(status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], written)
 
     def _models(self, target: Target, caller: Caller, done: Done) -> web.StreamResponse:
         """One shape that both vendors' SDKs read: OpenAI's members beside Anthropic's."""

@@ -14,21 +14,24 @@ from gateway.core.catalog import Operation
 _POST = {op.path: op for op in Operation}
 #: Addresses that answer 200 to anyone: probes of clients and of load balancers.
 _PROBES = frozenset({"/", "/api/hello", "/livez", "/readyz"})
+#: What may follow a task's id.
+_TASK_VERBS = frozenset({"budgets", "outcome", "done"})
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an address stands for: a model call, the model list, one model, a probe, or nothing.
+    """What an address stands for: a model call, the model list, one model, a task's desk, a probe, or nothing.
 
     `dialect` is how errors are written: "openai", "responses" or "anthropic".
     """
 
-    kind: str  # "call" | "models" | "model" | "probe" | "none"
+    kind: str  # "call" | "models" | "model" | "task" | "probe" | "none"
     dialect: str
     methods: tuple[str, ...] = ()
     operation: Operation | None = None
-    name: str = ""  # the model's name, or the probe's path
+    name: str = ""  # the model's name, the task that is looked at, or the probe's path
     task: str | None = None
+    verb: str = ""  # of a task: "declare" | "show" | "budgets" | "outcome" | "done"
 
 
 def resolve(path: str, anthropic_hint: bool) -> Target:
@@ -52,6 +55,14 @@ def resolve(path: str, anthropic_hint: bool) -> Target:
         return Target("models", dialect, ("GET", "HEAD"), task=task)
     if path.startswith("/models/"):
         return Target("model", dialect, ("GET", "HEAD"), name=unquote(path[8:]), task=task)
+    if path == "/tasks":
+        return Target("task", "openai", ("POST",), task=task, verb="declare")
+    if path.startswith("/tasks/"):
+        name, slash, verb = path[7:].partition("/")
+        if not slash:
+            return Target("task", "openai", ("GET", "HEAD"), name=unquote(name), task=task, verb="show")
+        if name and verb in _TASK_VERBS:
+            return Target("task", "openai", ("POST",), name=unquote(name), task=task, verb=verb)
     if path in _PROBES:
         return Target("probe", dialect, ("GET", "HEAD"), name=path, task=task)
     return Target("none", dialect, task=task)

@@ -35,7 +35,7 @@ _TASK = Sql(f"{SELECT_TASKS} WHERE task_id = $1")
 _LOCK_TASK = Sql(f"{SELECT_TASKS} WHERE task_id = $1 FOR UPDATE")
 _FIND = Sql(
     f"{SELECT_TASKS} WHERE (task_id = $1 OR external_id = $1) AND ($2 = '' OR key_id = $2) "
-    "ORDER BY last_at_ms DESC LIMIT 1"
+    "ORDER BY CASE WHEN task_id = $1 THEN 0 ELSE 1 END, last_at_ms DESC LIMIT 1"
 )
 _CHILDREN = Sql(f"{SELECT_TASKS} WHERE parent_task_id = $1 ORDER BY created_at_ms, task_id")
 _OPEN_CHILDREN = Sql(
@@ -63,7 +63,7 @@ class Wanted:
     """A task to be declared. `budgets`: its limit in each unit, for its lifetime.
 
     `landing_percent` of None: 2 % of each limit if `on_exceed` is `summarize`, else 0. `breakers`: JSON of a policy,
-    None = the defaults.
+    None = the defaults. `budget_rules`, if there are any, say more of each budget, and then hold alone.
     """
 
     name: str
@@ -73,9 +73,12 @@ class Wanted:
     alert_percents: tuple[int, ...] = ALERT_PERCENTS
     labels: Mapping[str, str] | None = None
     breakers: str | None = None
+    budget_rules: tuple[BudgetRule, ...] = ()
 
     def rules(self) -> list[BudgetRule]:
         """Raises `InvalidRequest`."""
+        if self.budget_rules:
+            return list(self.budget_rules)
         return [
             rule_of(
                 limit,

@@ -1,0 +1,100 @@
+"""Declared tasks as their owners use them: over HTTP, on both stores, in front of a provider that bills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.running import Running, running
+
+
+async def ask(gw: Running, method: str, path: str, key: str = "", body: object = None) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key or gw.key}"}
+    async with gw.http.request(method, path, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def call(gw: Running, key: str) -> tuple[int, Any]:
+    """One model call of about $0.002 at most, which takes 100 tokens of output."""
+    content = "demo:output=100"
+    body = {"model": "demo-large", "max_tokens": 120, "messages": [{"role": "user", "content": content}]}
+    return await ask(gw, "POST", "/v1/chat/completions", key, body)
+
+
+async def until_refused(gw: Running, key: str) -> tuple[int, Any]:
+    """How many calls were answered, and the refusal of the next."""
+    for answered in range(100):
+        status, doc = await call(gw, key)
+        await gw.settle_all()
+        if status != 200:
+            assert status == 402, doc
+            return answered, doc
+    raise AssertionError("nothing was refused")
+
+
+async def test_a_task_stops_at_its_budget_and_goes_on_when_it_is_raised(store: str) -> None:
+    async with running(store) as gw:
+        declared = {"name": "fix the build", "budgets": [{"unit": "usd", "limit": "0.01"}]}
+        status, task = await ask(gw, "POST", "/v1/tasks", body=declared)
+        assert (status, task["state"], task["remaining_usd"]) == (201, "running", "0.01")
+        at, key = f"/v1/tasks/{task['id']}", task["key"]
+
+        answered, refusal = await until_refused(gw, key)
+        assert answered > 0
+        assert refusal["error"]["code"] == "budget_exceeded"
+        assert f"the budget of the task {task['id']} is used up" in refusal["error"]["message"]
+
+        status, seen = await ask(gw, "GET", at, key)
+        assert (status, seen["steps"], seen["held_usd"]) == (200, answered, "0")
+        assert seen["steps_left"] == int(float(seen["remaining_usd"]) / float(seen["next_step_usd"]))
+        assert 0 < float(seen["spent_usd"]) <= 0.01
+        assert abs(float(seen["spent_usd"]) + float(seen["remaining_usd"]) - 0.01) < 1e-12
+        assert "key" not in seen
+        assert seen["budgets"][0]["spent"] == seen["spent_usd"] == seen["cost_usd"]
+        assert float(seen["next_step_usd"]) * answered >= float(seen["spent_usd"])
+
+        more = {"unit": "usd", "limit": "0.02", "reason": "nearly there"}
+        assert (await ask(gw, "POST", f"{at}/budgets", key, more))[0] == 403, "no agent raises its own limit"
+        less = {"unit": "usd", "limit": "0.001", "reason": "stop it"}
+        assert (await ask(gw, "POST", f"{at}/budgets", body=less))[1]["remaining_usd"] == "0"
+        assert (await call(gw, key))[0] == 402
+        assert (await ask(gw, "GET", at))[1]["state"] == "paused_budget"
+        status, raised = await ask(gw, "POST", f"{at}/budgets", body=more)
+        assert (status, raised["budgets"][0]["limit"]) == (200, "0.02")
+        assert raised["state"] == "running"
+        assert (await call(gw, key))[0] == 200
+
+        said = {"success": True, "score": 0.9, "labels": {"suite": "green"}}
+        status, judged = await ask(gw, "POST", f"{at}/outcome", key, said)
+        assert (status, {**judged["outcome"], "at": ""}) == (200, {**said, "at": ""})
+        assert (await ask(gw, "POST", f"{at}/done", key))[1]["state"] == "done"
+        status, refusal = await call(gw, key)
+        assert (status, "is done" in refusal["error"]["message"]) == (402, True)
+        assert (await gw.ledger_equals_bill()).differences == ()
+
+
+async def test_a_childs_slice_comes_back_when_it_is_done(store: str) -> None:
+    async with running(store) as gw:
+        budgets = [{"unit": "usd", "limit": "0.05"}, {"unit": "calls", "limit": 10}]
+        _, parent = await ask(gw, "POST", "/v1/tasks", body={"name": "lead", "budgets": budgets})
+        slices = [{"unit": "usd", "limit": "0.04"}, {"unit": "calls", "limit": 3}]
+        status, child = await ask(
+            gw, "POST", "/v1/tasks", parent["key"], {"name": "search", "budgets": slices}
+        )
+        assert (status, child["parent"], child["depth"]) == (201, parent["id"], 1)
+        _, seen = await ask(gw, "GET", f"/v1/tasks/{parent['id']}")
+        assert (seen["held_usd"], seen["remaining_usd"]) == ("0.04", "0.01")
+        assert [c["id"] for c in seen["children"]] == [child["id"]]
+
+        status, refused = await ask(
+            gw, "POST", "/v1/tasks", parent["key"], {"name": "more", "budgets": slices}
+        )
+        assert (status, refused["error"]["param"]) == (400, "budgets")
+
+        assert (await call(gw, child["key"]))[0] == 200
+        await gw.settle_all()
+        status, ended = await ask(gw, "POST", f"/v1/tasks/{child['id']}/done", child["key"], {})
+        assert (status, ended["state"]) == (200, "done")
+        _, seen = await ask(gw, "GET", f"/v1/tasks/{parent['id']}", parent["key"])
+        assert (seen["held_usd"], seen["spent_usd"], seen["cost_usd"]) == ("0", ended["spent_usd"], "0")
+        calls = next(b for b in seen["budgets"] if b["unit"] == "calls")
+        assert (calls["spent"], calls["held"], calls["remaining"]) == (1, 0, 9)
