@@ -15,6 +15,8 @@ from tests.support.sockets import connections
 
 CHAT = "/v1/chat/completions"
 AT_ONCE = 16
+#: Waits for the next request on a connection, and of periodic jobs between two turns.
+COME_AND_GO = ("RequestHandler.start", "Event.wait")
 
 
 def body(n: int, stream: bool) -> bytes:
@@ -49,7 +51,7 @@ async def send(gw: Running, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    tasks: list[str]  # without those that wait for the next request on a connection
+    tasks: list[str]
     holds: int
     connections: int
     objects: int  # that the garbage collector knows
@@ -60,7 +62,7 @@ async def left(gw: Running) -> Left:
     # The provider's bill has a line for every request: that is what it is for.
     objects = sum(1 for found in gc.get_objects() if not isinstance(found, BillLine))
     names = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
-    tasks = sorted(name for name in names if name != "RequestHandler.start")
+    tasks = sorted(name for name in names if name not in COME_AND_GO)
     return Left(tasks, await gw.open_holds(), len(connections()), objects)
 
 
