@@ -17,7 +17,7 @@ from gateway.storage import budget_rows, entry_rows, task_rows
 from gateway.storage.budget_rows import Moves, Place
 from gateway.storage.entry_rows import Entry
 from gateway.storage.tables import TOKEN_COLUMNS
-from gateway.storage.transact import Fetch, Sql, Tx
+from gateway.storage.transact import Fetch, Row, Sql, Tx
 
 _END_HOLDS = Sql(
     "UPDATE hold SET state = 'ended' WHERE state = 'held' AND attempt_id IN "
@@ -25,6 +25,8 @@ _END_HOLDS = Sql(
     "ORDER BY attempt_id FOR UPDATE) RETURNING attempt_id, budgets, step, amount_nano_usd, input_tokens, "
     "output_tokens, calls, now_ms()"
 )
+#: An admission shares its replica's row until its COMMIT is decided, also if the answer to it was lost on the way.
+_AFTER_ADMISSIONS = Sql("SELECT epoch FROM replica WHERE replica_id = $1 FOR UPDATE")
 _ENTRIES = Sql(
     "SELECT attempt_id, kind, amount_nano_usd, list_cost_nano_usd, quality, budgets, step, "  # noqa: S608
     "charged_input_tokens, charged_output_tokens, charged_calls, "
@@ -77,12 +79,14 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     ids = [e.attempt.attempt_id for e in endings]
     rows = yield Fetch(_END_HOLDS, (ids,))
     now_ms: int = rows[0][7] if rows else (yield Fetch(_NOW))[0][0]
-    ended = {row[0]: _Hold(row[1], row[2], tuple(row[3:7])) for row in rows}
+    ended = _holds_of(rows)
     look_at = [i for i in ids if careful or i not in ended]
     posted = (yield from _read_posted(look_at)) if look_at else {}
-    lost = [
-        e.attempt for e in endings if e.attempt.attempt_id not in ended and e.attempt.attempt_id not in posted
-    ]
+    lost = [e.attempt for e in endings if e.attempt.attempt_id not in {*ended, *posted}]
+    if lost:
+        late = yield from _end_late([a.attempt_id for a in lost], replica_id)
+        ended.update(late)
+        lost = [a for a in lost if a.attempt_id not in late]
     lost_places = (yield from _places(lost, now_ms)) if lost else {}
 
     entry_ids = budget_rows.fresh_ids("ent", now_ms, len(endings))
@@ -119,6 +123,19 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     if posted_in_tasks:
         yield from task_rows.follow(posted_in_tasks)
     return answers
+
+
+def _end_late(attempt_ids: list[str], replica_id: str) -> Tx[dict[str, _Hold]]:
+    """End holds that were not there a moment ago: this replica's admissions that are under way are waited for.
+
+    Else a hold whose COMMIT takes longer than its caller waited would appear after its entry, and stay.
+    """
+    yield Fetch(_AFTER_ADMISSIONS, (replica_id,))
+    return _holds_of((yield Fetch(_END_HOLDS, (attempt_ids,))))
+
+
+def _holds_of(rows: Sequence[Row]) -> dict[str, _Hold]:
+    return {row[0]: _Hold(row[1], row[2], tuple(row[3:7])) for row in rows}
 
 
 def _read_posted(attempt_ids: list[str]) -> Tx[dict[str, _Posted]]:

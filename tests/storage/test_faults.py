@@ -1,20 +1,25 @@
-"""What the ledger's own jobs do when a transaction fails: they try again, or say that the store is down, and go on."""
+"""What the ledger does when a transaction fails, or takes longer than anybody waits for it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import asyncpg
 import pytest
 
+from gateway.core.entry import Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.jobs.reaper import Reaper
+from gateway.storage import reports
 from gateway.storage.database import open_database
 from gateway.storage.ledger import SqlLedger
+from gateway.storage.tables import hold
 from gateway.storage.transact import Conflict, Runner, StoreDown, Tx
-from tests.storage.worlds import attempt, reserve
+from tests.storage.worlds import TEAM, attempt, opened, reserve, rows, void
 
 T = TypeVar("T")
 
@@ -67,3 +72,40 @@ async def test_the_reaper_hears_in_every_step_that_the_store_is_down(store: str,
             await step()
     await ledger.close()
     await database.close()
+
+
+async def test_a_hold_whose_commit_is_still_under_way_is_ended_by_its_void(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with opened(postgres_url, tmp_path) as (ledger, database, accounts):
+        await accounts.ensure_defaults()
+        await accounts.set_budget(TEAM, 1_000)
+        known, late = attempt(), attempt()
+        await reserve(ledger, known, 400)
+        await ledger.settle(known, void())
+
+        # What an admission does, up to its COMMIT.
+        admission = await asyncpg.connect(postgres_url)
+        await admission.execute("BEGIN")
+        await admission.execute("SELECT 1 FROM replica FOR SHARE")
+        columns = ", ".join(c.name for c in hold.columns if c.name not in ("attempt_id", "state"))
+        await admission.execute(
+            f"INSERT INTO hold (attempt_id, state, {columns}) SELECT '{late.attempt_id}', 'held', {columns} FROM hold"
+        )
+        await admission.execute("UPDATE budget SET held_amount = 400")
+        settling = asyncio.create_task(ledger.settle(late, void()))
+        while not await rows(
+            database,
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%FROM replica%'",
+        ):
+            await asyncio.sleep(0.01)
+        await admission.execute("COMMIT")
+        await admission.close()
+
+        assert await settling is Settled.SETTLED
+        assert await rows(database, "SELECT DISTINCT state FROM hold") == [("ended",)]
+        assert [b.reserved for b in await ledger.snapshot(TEAM)] == [0]
+        assert [(e["kind"], e["hold_nano_usd"]) for e in await reports.entries(database)] == [
+            ("void", 400)
+        ] * 2
+        assert await reports.drift(database) == []
