@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from gateway.core.breakers import Mode
 from gateway.core.errors import Unavailable
 from gateway.jobs.webhooks import Webhooks
 from gateway.settings import WebhookSpec
@@ -21,8 +22,9 @@ _log = logging.getLogger("gateway")
 class Alerts:
     """Every replica has one; what one of them is delivering, the others skip."""
 
-    def __init__(self, outbox: SqlOutbox, metrics: Metrics) -> None:
+    def __init__(self, outbox: SqlOutbox, metrics: Metrics, tasks: Tasks) -> None:
         self._outbox = outbox
+        self._tasks = tasks
         self._metrics = metrics
         self._counts = OutboxCounts(0, 0, 0, 0)
 
@@ -63,6 +65,19 @@ class Alerts:
             "Age of the oldest alert that waits for delivery.",
             lambda: self._counts.oldest_pending_ms / 1_000,
         )
+
+    def breaker(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:
+        """What a breaker has to say (`pipeline.exchange.World.alert`): counted, and unless it only observes, told."""
+        action = str(body["action"])
+        self._metrics.breaker(str(body["breaker"]), action)
+        if action != Mode.OBSERVE:
+            self._tasks.watch(self._put(kind, dedupe, body), "alert")
+
+    async def _put(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:
+        try:
+            await self._outbox.put([(kind, dedupe, body)])
+        except Unavailable as e:
+            _log.warning("nobody will be told that %s: %s", body["message"], e)
 
     async def _count(self) -> None:
         """For ever, until cancelled: a scrape must not wait for the database."""

@@ -132,7 +132,7 @@ class App:
         if self.database.sqlite_path is not None:
             stack.callback(ServingLock.take(self.database.sqlite_path).release)
         await schema.check(self.database)
-        self.alerts = Alerts(SqlOutbox(self.database), self.metrics)
+        self.alerts = Alerts(SqlOutbox(self.database), self.metrics, self.requests)
         self.ledger = await SqlLedger.open(
             self.database,
             replica_id=self._replica_id,
@@ -249,6 +249,8 @@ class App:
                 shadow_rules=settings.routing.mode is Mode.SHADOW,
             ),
             drains=Drains(DRAINS_MAX),
+            breakers=settings.breakers,
+            alert=self.alerts.breaker,
         )
 
     def new_id(self, prefix: str) -> str:

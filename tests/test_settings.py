@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.breakers import BreakerPolicy, Errors, Polling, Repeats, SpendSlope, StepCap
+from gateway.core.breakers import Mode as BreakerMode
 from gateway.core.catalog import OnDisconnect, Operation, Tier, Wire
 from gateway.core.identity import RateLimit
 from gateway.core.rates import Rates
@@ -475,6 +477,38 @@ def test_a_webhook_goes_to_a_public_address_and_is_signed(read: Read) -> None:
     ]
 
 
+def test_breakers_are_changed_by_a_mode_or_by_numbers(read: Read) -> None:
+    assert read("").breakers == BreakerPolicy()
+    text = """breakers:
+  loop: stop
+  tool_errors: off
+  steps: {mode: stop, most: 500}
+  spend_slope: {limit_usd_per_min: "2.50"}
+  polling: {tools: [wait_for_build], gap_s: 5}
+"""
+    assert read(text).breakers == BreakerPolicy(
+        loop=Repeats(BreakerMode.STOP, stop=6, warn=3),
+        tool_errors=Errors(BreakerMode.OFF),
+        steps=StepCap(BreakerMode.STOP, 500),
+        spend_slope=SpendSlope(limit_nano_usd_per_min=2_500_000_000),
+        polling=Polling(frozenset({"wait_for_build"}), 5.0),
+    )
+    wrong = """breakers:
+  loops: stop
+  loop: broken
+  ping_pong: {stop: 50}
+  steps: {most: many}
+  polling: stop
+"""
+    assert problems(read, wrong) == [
+        "2: breakers.loops: there is no such setting (did you mean loop?)",
+        "3: breakers.loop: must be one of off, observe, alert, stop, not 'broken'",
+        "4: breakers.ping_pong: repeats trip at 2 to 20, not at 50",
+        "5: breakers.steps.most: must be a whole number, not 'many'",
+        "6: breakers.polling: must be a mapping, not a single value",
+    ]
+
+
 def test_nothing_to_call_is_a_problem(read: Read) -> None:
     assert problems(read, "demo: off") == [
         "1: providers: nothing is configured that could answer a request (set a provider's key)"
@@ -569,6 +603,8 @@ def test_every_setting_is_documented(read: Read) -> None:
 timeouts: {x: 1}
 telemetry: {x: 1}
 webhook: {x: 1}
+breakers: {x: 1, steps: {x: 1}, wall_clock: {x: 1}, loop: {x: 1}, polling: {x: 1}, tool_errors: {x: 1},
+  spend_slope: {x: 1}, fan_out: {x: 1}, retries: {x: 1}}
 limits: {x: 1}
 providers: {p: {base_url: "http://h/v1", x: 1, timeouts: {x: 1}, deployments: [{model: m, x: 1, price: {x: 1}}]}}
 rules: [{name: r, tier: standard, x: 1}]
@@ -577,7 +613,7 @@ budgets: [{scope: "team:t", limit_usd: 1, x: 1}]
 """
     hints = [p for p in problems(read, text) if "there is no such setting" in p]
     known = {word for hint in hints for word in re.findall(r"\w+", hint.partition("known here:")[2])}
-    assert len(hints) == 13
+    assert len(hints) == 22
     prose = re.sub(r"(?s)```.*?```", "", CONFIGURATION_PAGE.read_text("utf-8"))
     documented = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
     assert known - documented == set()

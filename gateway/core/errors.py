@@ -129,6 +129,12 @@ class BudgetExceeded(GatewayError):
         self.resets_at = resets_at
 
 
+class TaskStopped(GatewayError):
+    """A breaker has stopped this task."""
+
+    status, code, kind, should_retry = 402, "task_stopped", "task_stopped", False
+
+
 class Unavailable(GatewayError):
     """The gateway cannot serve this request at the moment."""
 

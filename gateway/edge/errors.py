@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.core.errors import BudgetExceeded, GatewayError, UpstreamOverloaded, UpstreamRefused
+from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, UpstreamOverloaded, UpstreamRefused
 from gateway.core.money import usd_text
 
 #: Longest Retry-After that is ever sent: above it SDKs and agents wait for minutes or give up.
@@ -41,7 +41,7 @@ def status_of(error: GatewayError, dialect: str) -> int:
     """The HTTP status; `dialect` is "openai", "responses" or "anthropic"."""
     if isinstance(error, UpstreamRefused) and error.upstream_status:
         return error.upstream_status
-    if isinstance(error, BudgetExceeded) and dialect == "responses":
+    if isinstance(error, BudgetExceeded | TaskStopped) and dialect == "responses":
         return 400  # Codex repeats a 402 five times and stops at a 400 (money.md, decision 7)
     if isinstance(error, UpstreamOverloaded) and error.upstream_status in (503, 529):
         return 529 if dialect == "anthropic" else 503

@@ -24,7 +24,7 @@ from gateway.core.errors import (
 from gateway.core.meter import StreamMeter
 from gateway.core.money import usd_text
 from gateway.core.usage import Quality, Usage
-from gateway.pipeline import admit, settle, shape
+from gateway.pipeline import admit, breakers, settle, shape
 from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
 from gateway.ports import Unsent, UpstreamAnswer, UpstreamCall
 
@@ -82,6 +82,7 @@ async def open_answer(world: World, x: Exchange) -> Opened:
 async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
     attempt = _attempt_of(world, x, deployment)
     hold = await admit.reserve(world, x, attempt, deployment)
+    breakers.began(world, x)
     x.attempts = attempt.attempt_no
     x.steps.mark("admit")
     sent_s = world.clock.monotonic()
@@ -106,7 +107,7 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         )
         outcome = settle.failed(hold.row, hold.amount_nano_usd, error, ending)
         x.charged_nano_usd += outcome.cost_nano_usd
-        settle.post(world, attempt, outcome)
+        settle.post(world, x, attempt, outcome)
         _note_health(world, deployment, error)
         if answer is not None:
             await answer.close()
@@ -115,9 +116,9 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         # The client is gone and the provider's policy is to stop (`serve.abandon`).
         ending = _ending(world, sent_s, answer.status if answer else 0, "client_gone", "client_gone", "")
         if isinstance(stop, Unsent) or deployment.provider.on_disconnect is OnDisconnect.CANCEL_FREE:
-            settle.post(world, attempt, settle.free(ending))
+            settle.post(world, x, attempt, settle.free(ending))
         else:
-            settle.post(world, attempt, settle.at_bound(hold.row, hold.amount_nano_usd, ending))
+            settle.post(world, x, attempt, settle.at_bound(hold.row, hold.amount_nano_usd, ending))
         if answer is not None:
             world.spawn(answer.close(), "close")
         raise
@@ -126,7 +127,7 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         ending = _ending(
             world, sent_s, answer.status if answer else 0, "error", "internal", "", "gateway fault"
         )
-        settle.post(world, attempt, settle.at_bound(hold.row, hold.amount_nano_usd, ending))
+        settle.post(world, x, attempt, settle.at_bound(hold.row, hold.amount_nano_usd, ending))
         if answer is not None:
             world.spawn(answer.close(), "close")
         raise
@@ -154,7 +155,7 @@ async def _whole(world: World, x: Exchange, o: Opened) -> None:
         raise _said(facts.error)
     await o.answer.close()
     o.outcome = whole_outcome(world, x, o, facts)
-    settle.post(world, o.attempt, o.outcome)
+    settle.post(world, x, o.attempt, o.outcome)
     o.body = body
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from gateway.core.breakers import BreakerPolicy, Watch
 from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
@@ -73,6 +74,10 @@ class Verified:
         self._hmacs[text] = stored
 
 
+def _nobody(_kind: str, _dedupe: str, _body: Mapping[str, object]) -> None:
+    """Nobody is told."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything the pipeline talks to. `catalog`, `prices` and `rules` are snapshots that a reload swaps."""
@@ -95,6 +100,10 @@ class World:
     policy: Policy
     drains: Drains
     verified: Verified = field(default_factory=Verified)
+    watch: Watch = field(default_factory=Watch)
+    breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
+    #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
+    alert: Callable[[str, str, Mapping[str, object]], None] = _nobody
 
 
 @dataclass(slots=True)

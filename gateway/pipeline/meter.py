@@ -62,7 +62,7 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
             world.spawn(abandon_stream(world, x, o, sent_all=begun and meter.complete), "abandon")
         else:
             admit.leave(world, x)
-            settle.post(world, o.attempt, stream_outcome(world, x, o, finish, error))
+            settle.post(world, x, o.attempt, stream_outcome(world, x, o, finish, error))
             world.spawn(o.answer.close(), "close")
 
 
@@ -91,10 +91,10 @@ async def abandon_stream(world: World, x: Exchange, o: Opened, *, sent_all: bool
         await o.answer.close()
         if policy is OnDisconnect.CANCEL_FREE and not (meter.complete or meter.final):
             ending = _ending(world, o, meter, "client_gone", "client_gone", "")
-            settle.post(world, o.attempt, settle.free(ending))
+            settle.post(world, x, o.attempt, settle.free(ending))
         else:
             gone = "" if sent_all else "client_gone"
-            settle.post(world, o.attempt, stream_outcome(world, x, o, gone, gone))
+            settle.post(world, x, o.attempt, stream_outcome(world, x, o, gone, gone))
 
 
 def stream_outcome(world: World, x: Exchange, o: Opened, finish: str, error: str) -> Outcome:

@@ -16,7 +16,7 @@ def route(world: World, x: Exchange) -> None:
     decision = shadow = None
     rules = world.rules()
     if rules is not None and facts.model == routing.AUTO:
-        decision = rules.decide(_context(x, rules, input_tokens))
+        decision = rules.decide(_context(world, x, rules, input_tokens))
         if world.policy.shadow_rules:
             shadow, decision = decision, None
     x.route = routing.route(
@@ -36,10 +36,11 @@ def route(world: World, x: Exchange) -> None:
         x.route = replace(x.route, rule=f"shadow:{shadow.rule}", why=f"{x.route.why}; would be {shadow.tier}")
 
 
-def _context(x: Exchange, rules: RuleSet, input_tokens: int) -> RuleContext:
+def _context(world: World, x: Exchange, rules: RuleSet, input_tokens: int) -> RuleContext:
     if not rules.rules:
         return RuleContext()
     facts = x.facts
+    signs = world.watch.signs(x.task.task_id, world.breakers)
     return RuleContext(
         request=RequestFacts(
             model=facts.model,
@@ -53,7 +54,7 @@ def _context(x: Exchange, rules: RuleSet, input_tokens: int) -> RuleContext:
             has_images=facts.has_images,
             reasoning_effort=facts.reasoning_effort,
         ),
-        task=TaskFacts(),
+        task=TaskFacts(repeats=signs.repeats, tool_errors=signs.tool_errors),
         key=OwnerFacts(labels=x.caller.key.labels),
         time=TimeFacts.at(x.received_ms),
     )

@@ -1,8 +1,8 @@
 """serve: one request through all stages, in the order of the story.
 
-    read -> identify -> shape -> route -> admit -> call -> meter -> settle
+    read -> identify -> shape -> breakers -> route -> admit -> call -> meter -> settle
 
-`shape` and `route` come before `admit` because a hold needs a price, and a price needs candidates.
+`shape`, `breakers` and `route` come before `admit` because a hold needs a price, and a price needs candidates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.core.catalog import OnDisconnect
 from gateway.core.errors import GatewayError, provider_request_id
 from gateway.core.identity import Caller
 from gateway.core.money import usd_text
-from gateway.pipeline import admit, identify, meter
+from gateway.pipeline import admit, breakers, identify, meter
 from gateway.pipeline.call import Opened, open_answer
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.read import read
@@ -63,6 +63,7 @@ class Gateway:
         steps.mark("identify")
         shape(x)
         steps.mark("shape")
+        breakers.ask(world, x)
         route(world, x)
         steps.mark("route")
         await admit.enter(world, x)

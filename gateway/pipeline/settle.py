@@ -10,7 +10,8 @@ from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.errors import UpstreamError
 from gateway.core.prices import PriceRow
 from gateway.core.usage import Quality, Usage
-from gateway.pipeline.exchange import World
+from gateway.pipeline import breakers
+from gateway.pipeline.exchange import Exchange, World
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -124,7 +125,8 @@ def _outcome(
     )
 
 
-def post(world: World, attempt: Attempt, outcome: Outcome) -> None:
+def post(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None:
     """Hand the outcome to the ledger, which has it from now on whatever becomes of the request."""
     world.observer.attempt(attempt, outcome)
     world.ledger.post(attempt, outcome)
+    breakers.ended(world, x, outcome)

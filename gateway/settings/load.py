@@ -18,6 +18,7 @@ from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
 from gateway.core.rules import Caps, RuleError, RuleSet, RuleText
 from gateway.core.windows import parse_window
+from gateway.settings.breakers import read_breakers
 from gateway.settings.demo import DemoMode, add_demo
 from gateway.settings.model import (
     BudgetSpec,
@@ -161,6 +162,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         reaper_grace_s=root.number("reaper_grace_s", 600, 1, _DAY_S),
         expose_cost=root.flag("expose_cost", True),
         webhook=_webhook(root),
+        breakers=read_breakers(root.section("breakers")),
         keyless=tuple(found.keyless),
     )
     root.done()

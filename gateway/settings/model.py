@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from gateway.core.breakers import BreakerPolicy
 from gateway.core.budget import ALERT_PERCENTS, BudgetMode, OnExceed
 from gateway.core.catalog import Catalog, Provider, Wire
 from gateway.core.entry import Unit
@@ -186,6 +187,7 @@ class Settings:
     reaper_grace_s: float
     expose_cost: bool
     webhook: WebhookSpec | None = None  # None: alerts stay in the database
+    breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
     keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
 
     @property

@@ -91,6 +91,11 @@ class Metrics:
             usd_text,
         )
         self._refusals = counter("tollhouse_refusals_total", "Requests refused before spending.", ("kind",))
+        self._breakers = counter(
+            "tollhouse_breaker_episodes_total",
+            "What breakers had to say about tasks and keys, once per episode.",
+            ("breaker", "action"),
+        )
         self._families: list[Counter | Histogram] = [
             self._requests,
             self._duration,
@@ -103,6 +108,7 @@ class Metrics:
             self._cost,
             self._list_cost,
             self._refusals,
+            self._breakers,
         ]
         self._gauges: dict[str, Gauge] = {}
         self.gauge(
@@ -193,6 +199,10 @@ class Metrics:
     def refusal(self, kind: str) -> None:
         """A request was refused before spending; `kind` is a `GatewayError.kind`."""
         self._refusals.add((kind,))
+
+    def breaker(self, breaker: str, action: str) -> None:
+        """A breaker spoke of something new; `breaker` and `action` are values of `core.breakers`."""
+        self._breakers.add((breaker, action))
 
     def render(self) -> bytes:
         """The page for a scrape, of content type `CONTENT_TYPE`."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 import aiohttp
 
+from gateway.core.breakers import BreakerPolicy
 from gateway.core.catalog import Catalog, Deployment, OnDisconnect, Provider, Tier, Wire
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.health import HealthState
@@ -130,6 +131,8 @@ class SmallWorld:
     faults: list[BaseException] = field(default_factory=list)
     not_ready: list[str] = field(default_factory=list)
     observer: Silent = field(default_factory=Silent)
+    breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
+    alerts: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # kind, dedupe, body
     url: str = ""
     http: aiohttp.ClientSession = field(init=False)
     world: World = field(init=False)
@@ -165,6 +168,8 @@ class SmallWorld:
             pepper=PEPPER,
             policy=self.policy,
             drains=Drains(64),
+            breakers=self.breakers,
+            alert=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
         )
         self._edge = Edge(
             Gateway(self.world),

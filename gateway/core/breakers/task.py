@@ -157,11 +157,14 @@ def _ended(
     state: TaskState, ended: Ended, policy: BreakerPolicy, now_ms: int
 ) -> tuple[TaskState, tuple[Verdict, ...]]:
     upstream = _result(state.upstream, ended.failed, policy.upstream_errors, now_ms)
-    state = replace(
-        state,
-        steps=state.steps + 1 if ended.step is None else max(state.steps, ended.step),
-        upstream=upstream,
-        spend=_spent(state.spend, ended.cost_nano_usd, policy.spend_slope.over_min, now_ms),
+    state = TaskState(
+        state.threads,
+        state.steps + 1 if ended.step is None else max(state.steps, ended.step),
+        state.began_ms,
+        upstream,
+        _spent(state.spend, ended.cost_nano_usd, policy.spend_slope.over_min, now_ms),
+        state.children,
+        state.told,
     )
     found = list(_slope(state.spend, policy.spend_slope, now_ms))
     if upstream.opened_ms is not None:
@@ -173,6 +176,8 @@ def _ended(
 
 def _tell(state: TaskState, found: list[Verdict]) -> tuple[TaskState, tuple[Verdict, ...]]:
     """Mark what was said before, and forget what is off."""
+    if not found:
+        return state, ()
     told = list(state.told)
     verdicts = []
     for verdict in found:
@@ -400,6 +405,11 @@ def _spent(spend: Spend, cost_nano_usd: int, over_min: int, now_ms: int) -> Spen
     if not cost_nano_usd:
         return spend
     minute = now_ms // _MIN_MS
+    if spend.recent and spend.recent[-1][0] == minute:
+        (_, spent), before = spend.recent[-1], spend.recent[:-1]
+        return Spend(
+            (*before, (minute, spent + cost_nano_usd)), spend.earlier_minutes, spend.earlier_nano_usd
+        )
     by_minute = dict(spend.recent)
     by_minute[minute] = by_minute.get(minute, 0) + cost_nano_usd
     old = [cost for at, cost in by_minute.items() if at <= minute - over_min]
