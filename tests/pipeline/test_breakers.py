@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.core.breakers import BreakerPolicy
-from gateway.core.catalog import Wire
+from gateway.core.catalog import Tier, Wire
+from gateway.core.rules import RuleText
 from tests.support.recorder import Recorder, Script
 from tests.support.small_world import KEY_ID, SmallWorld, deployment, provider
 
@@ -140,6 +141,19 @@ async def test_a_stopped_task_goes_on_when_somebody_says_something_new() -> None
         assert (await post(gw, f"{RUN}/chat/completions", chat(6)))[0] == 402
         assert (await post(gw, f"{RUN}/chat/completions", chat(6, said="stop reading it")))[0] == 200
         assert len(upstream.received) == 7
+
+
+async def test_rules_may_ask_how_often_a_turn_came_in_a_row() -> None:
+    async with Recorder() as upstream:
+        at = provider(upstream.base_url)
+        offers = [deployment(at), deployment(at, "small", tier=Tier.SMALL)]
+        circles = RuleText("circles", "task.repeats >= 3", Tier.SMALL)
+        async with SmallWorld(offers, rules=[circles]) as gw:
+            tiers = [
+                (await post(gw, f"{RUN}/chat/completions", {**chat(turns), "model": "auto"}))[1]["x-tier"]
+                for turns in range(5)
+            ]
+        assert tiers == ["standard", "standard", "standard", "small", "small"]
 
 
 async def test_every_attempt_that_began_has_ended_once() -> None:

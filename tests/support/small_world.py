@@ -19,7 +19,7 @@ from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused
 from gateway.core.health import HealthState
 from gateway.core.identity import KeyRecord, RateLimit
 from gateway.core.prices import PriceBook, PriceRow, Rates
-from gateway.core.rules import RuleSet
+from gateway.core.rules import RuleSet, RuleText
 from gateway.core.secrets import hmac_of, key_text, new_key
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.pipeline.exchange import Drains, Policy, World
@@ -132,6 +132,7 @@ class SmallWorld:
     not_ready: list[str] = field(default_factory=list)
     observer: Silent = field(default_factory=Silent)
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
+    rules: Sequence[RuleText] = ()
     alerts: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # kind, dedupe, body
     url: str = ""
     http: aiohttp.ClientSession = field(init=False)
@@ -148,7 +149,7 @@ class SmallWorld:
         clock = SystemClock()
         rows = [PriceRow("up/m", "up/m@1", 0, RATES)] if self.price else []
         catalog, book = Catalog.of(tuple(self.deployments)), PriceBook.of(rows)
-        rules = RuleSet.compile([], Tier.STANDARD)
+        rules = RuleSet.compile(list(self.rules), Tier.STANDARD)
         health: dict[str, HealthState] = {}
         self.world = World(
             clock=clock,
