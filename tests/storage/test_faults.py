@@ -94,11 +94,12 @@ async def test_a_hold_whose_commit_is_still_under_way_is_ended_by_its_void(
         )
         await admission.execute("UPDATE budget SET held_amount = 400")
         settling = asyncio.create_task(ledger.settle(late, void()))
-        while not await rows(
-            database,
-            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%FROM replica%'",
-        ):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while not await rows(
+                database,
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%FROM replica%'",
+            ):
+                await asyncio.sleep(0.01)
         await admission.execute("COMMIT")
         await admission.close()
 
