@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from gateway.core.catalog import Tier, Wire
 from gateway.core.rules import RuleText
 from tests.support.recorder import Recorder, Script
 from tests.support.small_world import KEY_ID, SmallWorld, deployment, provider
+from tests.support.stepper import Stepper
 
 RUN = "/t/run-7/v1"
 JSON = dict[str, Any]
@@ -154,6 +156,24 @@ async def test_rules_may_ask_how_often_a_turn_came_in_a_row() -> None:
                 for turns in range(5)
             ]
         assert tiers == ["standard", "standard", "standard", "small", "small"]
+
+
+async def test_a_task_has_no_more_calls_under_way_than_it_may() -> None:
+    policy = BreakerPolicy().changed({"fan_out": {"mode": "stop", "concurrent": 1}})
+    async with (
+        Stepper() as upstream,
+        SmallWorld([deployment(provider(upstream.base_url))], breakers=policy) as gw,
+        asyncio.timeout(20),
+    ):
+        for _ in range(2):  # the second time the first has ended
+            first = asyncio.ensure_future(post(gw, f"{RUN}/chat/completions", chat(0)))
+            asked = await upstream.asked()
+            status, headers, body = await post(gw, f"{RUN}/chat/completions", chat(1))
+            assert (status, headers["retry-after"]) == (429, "1")
+            assert "1 model calls under way" in body["error"]["message"]
+            asked.send(b'{"id":"c","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+            asked.end()
+            assert (await first)[0] == 200
 
 
 async def test_every_attempt_that_began_has_ended_once() -> None:
