@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench fmt types lock prices clean
+.PHONY: help run test check demo bench simulate fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,11 @@ check: $(VENV)/dev.stamp ## format, lint, strict types
 fmt: $(VENV)/dev.stamp ## rewrite the formatting
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+SCHEDULES ?= 10000
+SEED ?= 0
+simulate: $(VENV)/dev.stamp ## play SCHEDULES schedules of calls and faults from SEED on, on a virtual clock (docs/proof.md)
+	@$(BIN)/python -m tests.simulator --schedules $(SCHEDULES) --seed $(SEED)
 
 bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, gcc) and write the table
 	@$(BIN)/python bench/run.py
