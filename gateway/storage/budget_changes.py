@@ -26,7 +26,7 @@ from gateway.core.budget import (
 from gateway.core.entry import Unit
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.money import usd_text
-from gateway.core.task import LANDING_PERCENT
+from gateway.core.task import LANDING_PERCENT, State
 from gateway.storage import audit, budget_rows, task_rows
 from gateway.storage.budget_rows import fresh_id
 from gateway.storage.transact import Fetch, FetchEach, Sql, Tx, json_text
@@ -55,7 +55,7 @@ _CHANGE = Sql(
 _REMOVE = Sql("DELETE FROM budget WHERE budget_id = $1")
 _CARVE = Sql("UPDATE budget SET carved_amount = $2 WHERE budget_id = $1")
 _SHIFT = Sql("UPDATE budget SET held_amount = held_amount + $2 WHERE budget_id = $1 RETURNING budget_id")
-_LOCK_TASK = Sql("SELECT 1 FROM task WHERE task_id = $1 FOR UPDATE")
+_LOCK_TASK = Sql("SELECT state FROM task WHERE task_id = $1 FOR UPDATE")
 _CHILDREN = Sql("SELECT 1 FROM task WHERE parent_task_id = $1 AND depth > 0 AND state <> 'done' LIMIT 1")
 
 
@@ -206,20 +206,21 @@ def take(parent: Budget, amount: int) -> Tx[None]:
     yield Fetch(_SHIFT, (parent.budget_id, amount))
 
 
-def close(budgets: Iterable[Budget], now_ms: int) -> Tx[None]:
-    """Give back to their parents what ended children did not use; what they still hold stays claimed till it settles."""
-    carved = sorted((b for b in budgets if b.ancestors), key=lambda b: b.budget_id)
-    wanted = {i for b in carved for i in (b.budget_id, *b.ancestors)}
-    locked = yield from budget_rows.lock_by_id(wanted, now_ms)
-    for b in sorted(carved, key=lambda b: -len(b.ancestors)):
-        locked = yield from _carve(locked, b.budget_id, 0)
+def close(ended: Iterable[Budget], locked: dict[str, Budget]) -> Tx[None]:
+    """Give back to their parents what ended children did not use; what they still hold stays claimed till it settles.
+
+    `locked`: those budgets and all that they are carved from.
+    """
+    for b in sorted(ended, key=lambda b: -len(b.ancestors)):
+        if b.ancestors:
+            locked = yield from _carve(locked, b.budget_id, 0)
 
 
 def _change(
     actor: str, found: Budget, after: Budget, line: dict[str, Budget], reason: str, now_ms: int
 ) -> Tx[Budget]:
     """`line`: the budget and its ancestors, locked."""
-    if found.carved and after.limit != found.limit:
+    if found.ancestors and after.limit != found.limit and not (yield from _done(found)):
         parent = line[found.ancestors[0]]
         growth = max(found.held, after.limit - found.posted) - claim(found)
         if parent.hard and growth > max(0, parent.room):
@@ -242,7 +243,7 @@ def _change(
         ),
     )
     rows = yield Fetch(_FIND, (found.scope, found.unit.value, found.window, found.zone))
-    changed = at(budget_rows.budget_of(rows[0]), now_ms)
+    (changed,) = yield from budget_rows.with_earlier([at(budget_rows.budget_of(rows[0]), now_ms)], now_ms)
     body = {
         "unit": found.unit,
         "window": found.window,
@@ -256,14 +257,20 @@ def _change(
         "mode": changed.mode,
         "reason": reason,
     }
+    kind, _, name = found.scope.partition(":")
+    if kind == "task" and changed.limit > found.limit and changed.room > 0:
+        yield from task_rows.resume([name])
     action = "budget.raise" if changed.limit > found.limit else "budget.lower"
     yield from audit.record(
         actor, action if changed.limit != found.limit else "budget.set", found.scope, body
     )
-    kind, _, name = found.scope.partition(":")
-    if kind == "task" and changed.limit > found.limit and changed.room > 0:
-        yield from task_rows.resume([name])
-    return (yield from budget_rows.with_earlier([changed], now_ms))[0]
+    return changed
+
+
+def _done(budget: Budget) -> Tx[bool]:
+    """Whether its task is done, so that nothing is carved for it any more. Its row is locked after the budgets."""
+    rows = yield Fetch(_LOCK_TASK, (budget.scope.partition(":")[2],))
+    return bool(rows) and rows[0][0] == State.DONE
 
 
 def _carve(locked: dict[str, Budget], child_id: str, carved: int) -> Tx[dict[str, Budget]]:

@@ -37,6 +37,7 @@ _LOCK_BY_ID = Sql(
     f"SELECT {COLUMNS} FROM budget WHERE budget_id = ANY($1::text[]) ORDER BY budget_id FOR UPDATE"  # noqa: S608
 )
 _READ = Sql(f"SELECT {COLUMNS} FROM budget WHERE scope = $1 ORDER BY budget_id")  # noqa: S608
+_READ_ALL = Sql(f"SELECT {COLUMNS} FROM budget WHERE scope = ANY($1::text[])")  # noqa: S608
 _NOW = Sql("SELECT now_ms()")
 _EARLIER = Sql(
     "SELECT budget_id, window_start_ms, posted_amount, held_amount FROM budget_closed "
@@ -166,6 +167,13 @@ def lock_by_id(budget_ids: Iterable[str], now_ms: int) -> Tx[dict[str, Budget]]:
     rows = yield Fetch(_LOCK_BY_ID, (sorted(set(budget_ids)),))
     budgets = [at(budget_of(row), now_ms) for row in rows]
     return {b.budget_id: b for b in budgets}
+
+
+def lock_tasks(task_ids: Iterable[str], now_ms: int) -> Tx[dict[str, Budget]]:
+    """Lock the budgets of these tasks together with all that they are carved from, in the order of ids."""
+    scopes = sorted({f"task:{task_id}" for task_id in task_ids})
+    found = [budget_of(row) for row in (yield Fetch(_READ_ALL, (scopes,)))]
+    return (yield from lock_by_id({i for b in found for i in (b.budget_id, *b.ancestors)}, now_ms))
 
 
 def _roll(budgets: list[Budget], now_ms: int) -> Tx[list[Budget]]:

@@ -21,6 +21,7 @@ def _changes(to: State) -> Sql:
 
 _CHANGE = {state: _changes(state) for state in State}
 _CHILDREN = Sql("SELECT task_id FROM task WHERE parent_task_id = ANY($1::text[])")
+_LOCK = Sql("SELECT task_id FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE")
 
 
 def change(to: State, reasons: Mapping[str, str], only: str = "") -> Tx[list[str]]:
@@ -45,9 +46,16 @@ def below(task_id: str) -> Tx[list[str]]:
     return found
 
 
+def lock_below(task_id: str, now_ms: int) -> Tx[None]:
+    """Lock a task and all below it, their budgets first, both in the order of ids: as every transaction does."""
+    found = yield from below(task_id)
+    yield from budget_rows.lock_tasks(found, now_ms)
+    yield Fetch(_LOCK, (sorted(found),))
+
+
 def change_all(to: State, task_id: str, reason: str, only: str = "") -> Tx[list[str]]:
-    """The same for a task and all below it. Each level is locked before the next is looked for, so that a child which
-    is being declared either sees its parent changed or is seen.
+    """`change` a task and all below it, which are locked. A child that was declared meanwhile is found as well: each
+    level is changed before the next is looked for, so that it either sees its parent changed or is seen.
     """
     changed: list[str] = []
     seen: set[str] = set()

@@ -271,14 +271,14 @@ class Tasks:
         return Declared(task_of(rows[0]), record, text)
 
     def _change(self, task_id: str, state: State, reason: str) -> Tx[list[str]]:
-        yield from _known(task_id)
+        yield from _locked(task_id)
         changed = yield from task_rows.change_all(state, task_id, reason)
         if changed:
             yield from self._tell(state, task_id, reason, changed)
         return changed
 
     def _resume(self, task_id: str, reason: str) -> Tx[list[str]]:
-        before = yield from _known(task_id)
+        before = yield from _locked(task_id)
         changed = yield from task_rows.change_all(State.RUNNING, task_id, "", before.state)
         if changed:
             yield from audit.record(
@@ -287,14 +287,12 @@ class Tasks:
         return changed
 
     def _end(self, task_id: str, reason: str) -> Tx[list[str]]:
-        now_ms: int = (yield Fetch(_NOW))[0][0]
-        yield from _known(task_id)
-        # Budgets are locked before tasks, as everywhere; a child declared meanwhile is found by `change_all`.
-        scopes = [f"task:{t}" for t in (yield from task_rows.below(task_id))]
-        yield from budget_rows.lock(scopes, now_ms)
+        yield from _locked(task_id)
         changed = yield from task_rows.change_all(State.DONE, task_id, reason)
-        found = yield from budget_rows.lock([f"task:{t}" for t in changed], now_ms)
-        yield from budget_changes.close([b for budgets in found.values() for b in budgets], now_ms)
+        now_ms: int = (yield Fetch(_NOW))[0][0]
+        budgets = yield from budget_rows.lock_tasks(changed, now_ms)
+        ended = {f"task:{t}" for t in changed}
+        yield from budget_changes.close([b for b in budgets.values() if b.scope in ended], budgets)
         if changed:
             yield from audit.record(
                 self._actor, "task.end", f"task:{task_id}", {"reason": reason, "tasks": changed}
@@ -345,6 +343,14 @@ def _known(task_id: str) -> Tx[Task]:
     if not rows:
         raise NotFound(f"there is no task {task_id}")
     return task_of(rows[0])
+
+
+def _locked(task_id: str) -> Tx[Task]:
+    """The task, locked with all below it."""
+    now_ms: int = (yield Fetch(_NOW))[0][0]
+    yield from _known(task_id)
+    yield from task_rows.lock_below(task_id, now_ms)
+    return (yield from _known(task_id))
 
 
 def _refuse_child(parent: Task) -> Tx[None]:

@@ -216,6 +216,29 @@ async def test_children_are_limited_to_those_that_are_not_done(it: World) -> Non
     await it.declare(1, parent)
 
 
+async def test_of_many_declared_at_once_no_more_than_the_limit_are(it: World) -> None:
+    """Without a budget, whose lock would let them come one by one."""
+    parent = await it.declare({})
+    made = await asyncio.gather(
+        *(it.declare({}, parent) for _ in range(CHILDREN_MAX + 4)), return_exceptions=True
+    )
+    assert [type(m) for m in made].count(Declared) == CHILDREN_MAX
+
+
+async def test_a_child_is_not_counted_twice_where_its_parent_is_named_as_well(it: World) -> None:
+    parent = await it.declare(1_000)
+    child = await it.declare(300, parent)
+    ids = {"task_id": child.task.task_id, "parent_task_id": parent.task.task_id, "key_id": it.key.key_id}
+    held, lost = attempt(**ids), attempt(**ids)
+    ask = Amounts(100, 10, 10)
+    await it.ledger.reserve(held, (*scopes(held), f"task:{parent.task.task_id}"), ask, ask)
+    assert await it.usd(parent) == (1_000, 0, 300)
+    await it.ledger.settle(held, outcome(100))
+    await it.ledger.settle(lost, outcome(40))  # its hold was lost with the store's last commits
+    assert await it.usd(parent) == (1_000, 140, 160)
+    assert await it.usd(child) == (300, 140, 0)
+
+
 async def test_a_slice_is_raised_and_lowered_within_its_parent(it: World) -> None:
     parent = await it.declare(1_000)
     child = await it.declare(300, parent)
@@ -241,6 +264,20 @@ async def test_a_slice_is_raised_and_lowered_within_its_parent(it: World) -> Non
         await it.accounts.set_budget(f"task:{parent.task.task_id}", 5, unit=Unit.CALLS)
     with pytest.raises(InvalidRequest, match="for its lifetime"):
         await it.accounts.set_budget(f"task:{parent.task.task_id}", 5, "day")
+
+
+async def test_a_slice_that_was_nothing_can_be_raised_and_that_of_a_done_child_claims_nothing(
+    it: World,
+) -> None:
+    parent = await it.declare(1_000)
+    child = await it.declare(0, parent)
+    scope = f"task:{child.task.task_id}"
+    await it.accounts.adjust_budget(scope, 400, "now")
+    assert await it.usd(parent) == (1_000, 0, 400)
+    await it.spend(child, 150)
+    await it.tasks.end(child.task.task_id)
+    await it.accounts.adjust_budget(scope, 900, "too late")
+    assert await it.usd(parent) == (1_000, 150, 0)
 
 
 async def test_a_used_up_task_is_paused_told_once_and_goes_on_when_it_is_raised(it: World) -> None:
