@@ -292,6 +292,39 @@ def test_teams_and_budgets_are_made_and_listed(migrated: Tollhouse) -> None:
     ]
 
 
+def test_budgets_count_tokens_and_calls_and_are_adjusted_with_a_reason(migrated: Tollhouse) -> None:
+    said = migrated(
+        "budgets", "set", "team:default", "2,000", "--unit", "calls", "--window", "day", "--shadow"
+    )
+    assert said.out == "team:default may use 2,000 calls per day, 2,000 calls left\n"
+    said = migrated(
+        *[
+            "budgets",
+            "adjust",
+            "team:default",
+            "3000",
+            "--unit",
+            "calls",
+            "--window",
+            "day",
+            "--reason",
+            "release",
+            "--until",
+            "2099-01-01",
+        ]
+    )
+    assert said.out == "team:default may use 3,000 calls per day, 3,000 calls left\n"
+    (budget,) = migrated("budgets", "list", "--json").json
+    assert (budget["unit"], budget["limit_calls"], budget["mode"], budget["override_until_ms"]) == (
+        "calls",
+        3_000,
+        "shadow",
+        4_070_908_800_000,
+    )
+    row = migrated("budgets", "list").rows[0]
+    assert (row[2], row[-1]) == ("3,000 calls", "shadow: only counts")
+
+
 def test_mistakes_are_one_line_that_says_what_to_do(migrated: Tollhouse) -> None:
     dimensions = "tenant, team, key, task, model, provider, deployment, tier, client, day"
     for command, expected in {
@@ -303,6 +336,10 @@ def test_mistakes_are_one_line_that_says_what_to_do(migrated: Tollhouse) -> None
         "budgets set blue 5": "'blue' is not a scope: write one of tenant:<id>, team:<id>, key:<id>, task:<id>",
         "budgets set team:default 5 --on-exceed shrug": "--on-exceed must be one of error, summarize, soft_stop, "
         "warn, not 'shrug'",
+        "budgets set team:default 5 --unit euro": "--unit must be one of usd, input_tokens, output_tokens, calls, "
+        "not 'euro'",
+        "budgets set team:default 1.5 --unit calls": "'1.5' is not a number of calls",
+        "budgets adjust team:default 5 --reason x": "team:default has no budget in usd per lifetime in UTC",
         "budgets set team:default 5 --zone Mars": "there is no time zone 'Mars'; use an IANA name such as "
         "'Europe/Berlin'",
         "tasks show none": "there is no task none",

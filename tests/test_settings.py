@@ -11,7 +11,9 @@ import pytest
 
 from gateway.core.breakers import BreakerPolicy, Errors, Polling, Repeats, SpendSlope, StepCap
 from gateway.core.breakers import Mode as BreakerMode
+from gateway.core.budget import BudgetMode, OnExceed
 from gateway.core.catalog import OnDisconnect, Operation, Tier, Wire
+from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.rates import Rates
 from gateway.core.rules import Caps, RuleText
@@ -414,6 +416,38 @@ def test_providers_that_cannot_work_are_problems(read: Read) -> None:
         "13: providers.empty.base_url: must not hold a user name or a password (give the secret as `key:`)",
         "14: providers.lost.base_url: is required (for example http://127.0.0.1:8000/v1)",
         "14: providers.lost.deployments[0].model: is required (the name that clients ask for)",
+    ]
+
+
+def test_budgets_count_in_any_unit(read: Read) -> None:
+    settings = read(
+        """
+budgets:
+  - {scope: "tenant:default", limit_calls: 20_000, window: day, mode: shadow}
+  - {scope: "tenant:default", limit_output_tokens: 5000000, alerts: [90, 50], on_exceed: summarize, landing_percent: 5}
+""",
+        {"OPENAI_API_KEY": "k"},
+    )
+    assert settings.budgets == (
+        BudgetSpec("tenant:default", 20_000, "day", unit=Unit.CALLS, mode=BudgetMode.SHADOW),
+        BudgetSpec(
+            "tenant:default",
+            5_000_000,
+            "month",
+            OnExceed.SUMMARIZE,
+            unit=Unit.OUTPUT_TOKENS,
+            alert_percents=(50, 90),
+            landing_percent=5,
+        ),
+    )
+    text = """budgets:
+  - {scope: "tenant:default", limit_calls: 5, limit_usd: 1}
+  - {scope: "tenant:default", limit_calls: 1.5, alerts: [0, x]}
+"""
+    assert problems(read, text, {"OPENAI_API_KEY": "k"}) == [
+        "2: budgets[0].limit_calls: a budget has one limit, and this one has limit_usd",
+        "3: budgets[1].limit_calls: must be a whole number, not '1.5'",
+        "3: budgets[1].alerts: must be a list of percents from 1 to 100 (for example [50, 80, 100])",
     ]
 
 

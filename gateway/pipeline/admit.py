@@ -212,7 +212,9 @@ _UNIT_NAMES = {
 
 
 def _shown(amount: int, unit: Unit) -> str:
-    return f"${usd_text(amount)}" if unit is Unit.USD else f"{amount:,} {_UNIT_NAMES[unit]}"
+    if unit is Unit.USD:
+        return f"${usd_text(amount)}"
+    return f"{amount:,} {_UNIT_NAMES[unit].removesuffix('s' if amount == 1 else '')}"
 
 
 def _iso(at_ms: int | None) -> str | None:

@@ -105,6 +105,44 @@ async def test_a_budget_is_set_and_changed(it: Office) -> None:
     assert len((await it.ask("GET", "/budgets"))[1]["data"]) == 1
 
 
+async def test_a_budget_in_calls_is_told_from_one_in_dollars(it: Office) -> None:
+    wanted = {
+        "scope": "team:default",
+        "limit_calls": 500,
+        "window": "lifetime",
+        "mode": "shadow",
+        "alerts": [90],
+    }
+    status, made = await it.ask("PUT", "/budgets", wanted)
+    assert (status, made) == (
+        200,
+        {
+            "scope": "team:default",
+            "unit": "calls",
+            "window": "lifetime",
+            "zone": "UTC",
+            "limit_calls": 500,
+            "spent_calls": 0,
+            "held_calls": 0,
+            "left_calls": 500,
+            "landing_calls": 0,
+            "on_exceed": "error",
+            "mode": "shadow",
+            "would_refuse": 0,
+            "alerts": [90],
+            "override_until": None,
+            "window_start": "1970-01-01T00:00:00.000Z",
+            "window_end": None,
+        },
+    )
+    await it.ask("PUT", "/budgets", {"scope": "team:default", "limit_usd": "5", "window": "lifetime"})
+    status, listed = await it.ask("GET", "/budgets")
+    assert sorted(b["unit"] for b in listed["data"]) == ["calls", "usd"]
+    for body in ({"limit_usd": "5", "limit_calls": 5}, {}):
+        status, problem = await it.ask("PUT", "/budgets", {"scope": "team:default", **body})
+        assert (status, "give exactly one of limit_usd" in problem["detail"]) == (422, True)
+
+
 async def test_mistakes_name_their_field(it: Office) -> None:
     async def mistakes(method: str, path: str, body: object) -> list[tuple[str, str]]:
         status, problem = await it.ask(method, path, body)

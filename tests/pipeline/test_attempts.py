@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.core.catalog import Wire
-from gateway.core.entry import Kind, Refused
+from gateway.core.entry import Kind, Refused, Unit
 from gateway.pipeline.exchange import Policy
 from tests.support.recorder import CHAT_USAGE, Recorder, Script, chat_chunks, messages_events, named, sse
 from tests.support.small_world import SmallWorld, deployment, provider
@@ -250,6 +250,33 @@ async def test_a_budget_that_is_used_up_refuses_before_any_byte() -> None:
         ]
         assert upstream.received == []
         assert await gw.settled() == []
+
+
+async def test_a_refusal_is_in_the_unit_of_its_budget() -> None:
+    async with Recorder() as upstream, SmallWorld([deployment(provider(upstream.base_url))]) as gw:
+        said = {}
+        for refused in (
+            Refused("team:red", 2_000, 1_998, 2, 1_790_000_000_000, Unit.CALLS),
+            Refused("task:t", 90_000, 60_000, 0, None, Unit.OUTPUT_TOKENS, kept_back=1_800),
+            Refused("task:t", 0, 0, 0, None, state="paused_admin"),
+        ):
+            gw.ledger.refuse = refused
+            async with gw.http.post(CHAT, data=BODY) as answer:
+                assert answer.status == 402
+                left = {k: v for k, v in answer.headers.items() if k.startswith("x-budget-remaining")}
+                said[(await answer.json())["error"]["message"]] = left
+        assert said == {
+            "the budget of the team red is used up: 1,998 calls spent and 2 calls reserved of 2,000 calls; this "
+            "request may use up to 1 call. It resets at 2026-09-21T14:13:20Z.": {
+                "x-budget-remaining-calls": "0"
+            },
+            "the budget of the task t is used up: 60,000 output tokens spent and 0 output tokens reserved of 90,000 "
+            "output tokens, 1,800 output tokens of it kept back for a last answer; this request may use up to "
+            "100 output tokens. Ask its owner to raise it, or start a new task.": {
+                "x-budget-remaining-output-tokens": "28200"
+            },
+            "the task t is paused_admin, so it gets no answers": {"x-budget-remaining-usd": "0"},
+        }
 
 
 async def test_under_a_budget_the_output_is_bounded_in_the_request_itself() -> None:

@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from gateway.core.entry import Granted
 from gateway.core.ids import ms_of
 from gateway.storage import reports, schema
 from gateway.storage.database import Database, open_database
@@ -22,7 +24,7 @@ from gateway.storage.schema import SchemaMismatch, check, migrate
 from gateway.storage.tables import metadata
 from gateway.storage.transact import Script, Tx
 from tests.conftest import create_database
-from tests.storage.worlds import NOON_MS, attempt, opened, outcome, rows, run
+from tests.storage.worlds import NOON_MS, attempt, opened, outcome, reserve, rows, run
 from tests.support.servers import PostgresServer
 
 _COLUMNS = {
@@ -99,6 +101,35 @@ async def test_up_down_and_up_again(store: str) -> None:
     assert await migrate(store, "0003") == "0003"
     assert await catalog(store, kind) == first
     assert await migrate(store, "base") is None
+
+
+async def test_budgets_and_open_holds_of_the_first_schema_go_on(store: str, tmp_path: Path) -> None:
+    await migrate(store, "0001")
+    database = open_database(store)
+    a = attempt()
+    await run(database, "INSERT INTO tenant VALUES ('default', 'default', 0)")
+    await run(
+        database,
+        'INSERT INTO budget (budget_id, scope, "window", zone, window_start_ms, window_end_ms, limit_nano_usd, '
+        "posted_nano_usd, held_nano_usd, on_exceed, epoch, created_at_ms) VALUES ('bud_1', 'team:default', 'lifetime', 'UTC', 0, NULL, 1000, 70, 400, 'error', 0, 0)",
+    )
+    await run(
+        database,
+        "INSERT INTO hold (attempt_id, replica_id, replica_epoch, amount_nano_usd, budgets, state, step, "
+        "remaining_nano_usd, remaining_scope, created_at_ms, attempt) VALUES ($1, 'r1', 1, 400, '[[\"bud_1\",0]]', 'held', 2, 530, 'team:default', 0, $2)",
+        a.attempt_id,
+        msgspec.json.encode(a).decode(),
+    )
+    await run(database, "INSERT INTO replica VALUES ('r1', 0, 0, 0)")
+    await database.close()
+    await migrate(store)
+
+    async with opened(store, tmp_path) as (ledger, database, accounts):
+        if store.startswith("postgres"):  # on SQLite the next start has charged the hold at its bound
+            assert await reserve(ledger, a, 400) == Granted(400, 530, "team:default", 2)
+        assert str(await ledger.settle(a, outcome(60))) in ("settled", "corrected")
+        (budget,) = await accounts.list_budgets()
+        assert (budget.unit, budget.limit, budget.posted, budget.held) == ("usd", 1_000, 130, 0)
 
 
 async def test_a_schema_that_is_not_the_newest_is_refused_with_what_to_do(database: Database) -> None:
