@@ -13,6 +13,9 @@ from gateway.storage.transact import CommitUnknown, Conflict, Each, Fetch, Row, 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 2.0
+#: A process that stands still inside a transaction (a frozen machine, a half-open connection) holds locks that all
+#: others wait for; after this time the server takes them away.
+IDLE_IN_TRANSACTION_S = 5.0
 
 _CONFLICTS = (
     asyncpg.UniqueViolationError,
@@ -27,14 +30,16 @@ _UNWELL = (
     asyncpg.InsufficientResourcesError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.PostgresSystemError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
 
 class PostgresRunner:
     flights = 2
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, idle_in_transaction_s: float = IDLE_IN_TRANSACTION_S) -> None:
         self._dsn = dsn
+        self._idle_in_transaction_ms = round(idle_in_transaction_s * 1_000)
         self._idle: list[Any] = []
 
     async def run(self, tx: Callable[[], Tx[T]], timeout_s: float) -> T:
@@ -94,6 +99,10 @@ class PostgresRunner:
                     self._dsn,
                     timeout=CONNECT_TIMEOUT_S,
                     server_settings={"application_name": "tollhouse"},
+                )
+                # Not a setting of the connection's start: poolers refuse those that they do not know.
+                await connection.execute(
+                    f"SET idle_in_transaction_session_timeout = {self._idle_in_transaction_ms}"
                 )
                 await connection.execute("BEGIN")
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as e:

@@ -98,6 +98,7 @@ class Checker:
         self._posted: dict[Place, list[int]] = defaultdict(lambda: [0] * len(UNITS))
         self._admitted: dict[str, list[tuple[int, str]]] = defaultdict(list)  # budget -> (when, attempt)
         self._budget_since: dict[str, int] = {}
+        self._highest: dict[str, int] = defaultdict(int)  # limit that a budget ever had
         self._states: list[_State] = [_State(0, [])]
         self._states_before: dict[str, str] = {}
         self._leases: dict[str, list[_Lease]] = defaultdict(list)
@@ -126,6 +127,8 @@ class Checker:
             self._add(self._held, hold.places, hold.amounts, 1)
             for budget_id, start_ms in hold.places:
                 self._admitted[budget_id].append((max(hold.created_ms, start_ms), hold.attempt_id))
+            for budget_id in hold.above:
+                self._admitted[budget_id].append((hold.created_ms, hold.attempt_id))
         touched: set[Place] = set()
         for number, entry in view.new_entries(self._store, self._last_entry):
             self._last_entry = number
@@ -138,6 +141,9 @@ class Checker:
             self.violated("I2", f"the hold of {attempt_id} was opened again after its end")
         self._open = still_open
         self._check_sums(windows, touched)
+        self._check_slices(windows, session)
+        for (budget_id, _), w in windows.items():
+            self._highest[budget_id] = max(self._highest[budget_id], w.base_limit)
         for _, hold in holds:
             self._check_admission(hold, windows, session)
         for budget_id, _ in windows:
@@ -199,14 +205,30 @@ class Checker:
 
     def _check_sums(self, windows: Mapping[Place, Window], touched: Iterable[Place]) -> None:
         ended = view.closed_windows(self._store, sorted(p for p in touched if p not in windows))
+        below: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for w in windows.values():
+            if w.ancestors:
+                # What a child has spent is spent in its parent; what is left of its slice is held there.
+                below[w.ancestors[0]][0] += w.posted
+                below[w.ancestors[0]][1] += max(w.held, w.carved - w.posted)
         for place, w in [*windows.items(), *ended.items()]:
             unit = UNITS.index(w.unit)
-            expected = self._posted[place][unit], self._held[place][unit]
+            posted, held = below[place[0]]
+            expected = self._posted[place][unit] + posted, self._held[place][unit] + held
             if (w.posted, w.held) != expected:
                 self.violated(
                     "I3",
                     f"{w.scope} from {place[1]}: posted, held {w.posted}, {w.held}; the sums are {expected}",
                 )
+
+    def _check_slices(self, windows: Mapping[Place, Window], session: Session) -> None:
+        """A new slice fits its parent."""
+        for (budget_id, _), w in windows.items():
+            if budget_id in self._budget_since or not w.ancestors:
+                continue
+            parent = windows[w.ancestors[0], 0]
+            if parent.hard and parent.posted + parent.held > parent.limit(session.began_ms):
+                self.violated("I1", f"{w.scope} takes more of {parent.scope} than it has left: {parent}")
 
     def _check_admission(self, hold: Hold, windows: Mapping[Place, Window], session: Session) -> None:
         a = hold.attempt_id
@@ -241,6 +263,13 @@ class Checker:
                 self.violated(
                     "I1", f"{a}, admitted at {at_ms}, is in the window of {w.scope} from {place[1]}"
                 )
+        for budget_id in hold.above:
+            # A slice stays what it is when its parent's limit is lowered, and when the provider bills another more
+            # than was held.
+            w = windows[budget_id, 0]
+            within = self._counted(budget_id, UNITS.index(w.unit), w, hold.created_ms, up_to_hold=True)
+            if w.hard and within > self._highest[budget_id]:
+                self.violated("I1", f"{w.scope} and what is below it has {within} {w.unit} with {a}")
         if facts:
             expected = {
                 place
@@ -252,14 +281,15 @@ class Checker:
             if missing:
                 self.violated("I1", f"{a} of {facts.scopes} is not held in {sorted(missing)}")
 
-    def _counted(self, budget_id: str, unit: int, w: Window, at_ms: int) -> int:
+    def _counted(self, budget_id: str, unit: int, w: Window, at_ms: int, up_to_hold: bool = False) -> int:
         """What is posted and held in the window as it is at that time, attempt by attempt."""
         from_ms = at_ms - _rolling_ms(w) if _rolling_ms(w) else _window_start(w, at_ms)
         assert from_ms is not None
         total = 0
         for when_ms, attempt_id in self._admitted[budget_id]:
             if from_ms < when_ms <= at_ms if _rolling_ms(w) else from_ms <= when_ms:
-                total += self._amount(attempt_id)[unit]
+                amount, held = self._amount(attempt_id)[unit], self._accounts[attempt_id].hold
+                total += min(amount, held.amounts[unit]) if up_to_hold and held else amount
         return total
 
     def _amount(self, attempt_id: str) -> Amounts:

@@ -147,6 +147,11 @@ MISSING = (
         frozenset({"I1"}),
         lambda: Misread("ORDER BY budget_id", _with(6, 2**60)),
     ),
+    MissingGuard(
+        "the state of the task",
+        frozenset({"task"}),
+        lambda: Misread("RETURNING task_id, steps, state", _with(2, "running")),
+    ),
     MissingGuard("the journal", frozenset({"I2", "leak"}), ledger=KeepsNoJournal),
     MissingGuard(
         "the hold that comes back when its caller has left", frozenset({"leak"}), ledger=GivesNothingBack

@@ -46,7 +46,8 @@ class Process:
         self.disk = JournalDisk(store.loop, directory, Random(f"{schedule.seed} disk {self.name}"))
         self.owner = Owner(self.name, self.disk)
         self.ready = False
-        self.leaving = False
+        self.leaving = False  # takes no more requests
+        self.stopping = False  # and ends when those are done
         self.died = False
         self.ledger: SqlLedger
         self.keys: SqlKeyStore | None = None

@@ -14,6 +14,8 @@ SKEW_MS = 300_000
 TEAMS = ("red", "blue")
 #: (name, team)
 KEYS = (("k1", "red"), ("k2", "red"), ("k3", "blue"))
+#: Tasks that nobody declares; higher numbers are declared ones.
+TASKS = 3
 
 
 class Ends(StrEnum):
@@ -114,6 +116,23 @@ class Revoke(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Declare(Op):
+    """A task with a key of its own; `parent`: a slice of that one's budgets."""
+
+    parent: int | None
+    budgets: tuple[tuple[str, int], ...]  # unit, limit
+
+
+@dataclass(frozen=True, slots=True)
+class Steer(Op):
+    """Something happens to a declared task."""
+
+    task: int
+    how: str  # end | pause | resume | limit
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetPlan:
     scope: str
     unit: str
@@ -132,6 +151,7 @@ class Schedule:
     start_ms: int
     skews_ms: tuple[int, ...]
     budgets: tuple[BudgetPlan, ...]
+    tasks: tuple[Declare, ...]
     task_limit: int | None
     team_task_limit: int | None
     keys_checked: bool  # replicas keep a key store
@@ -159,6 +179,7 @@ def schedule_of(seed: int, hostile: bool | None = None) -> Schedule:
         start_ms=EDGE_MS - rng.choice((3_600_000 * 5, int(length_s * 500), int(length_s * 200))),
         skews_ms=tuple(rng.randint(-SKEW_MS, SKEW_MS) for _ in range(replicas)),
         budgets=_budgets(rng),
+        tasks=_tasks(rng) if rng.random() < 0.4 else (),
         task_limit=task_limit,
         team_task_limit=rng.choice((None, None, None, _limit(rng))),
         keys_checked=rng.random() < 0.4,
@@ -216,6 +237,16 @@ def _budgets(rng: Random) -> tuple[BudgetPlan, ...]:
     return tuple(plans.values())
 
 
+def _tasks(rng: Random) -> tuple[Declare, ...]:
+    """A tree: a task, its children, and their children."""
+    units = ("usd",) if rng.random() < 0.6 else ("usd", "calls")
+    whole = {"usd": rng.choice((1_000, 4_000)), "calls": rng.choice((10, 40))}
+    return tuple(
+        Declare(0.0, -1, parent, tuple((unit, whole[unit] // part) for unit in units))
+        for parent, part in ((None, 1), (0, 4), (0, 3), (1, 8))[: rng.randint(2, 4)]
+    )
+
+
 def _call(rng: Random, s: Schedule, at_s: float, number: int) -> Call:
     most = rng.choice((50, 100, 100, 200, 400))
     return Call(
@@ -223,7 +254,7 @@ def _call(rng: Random, s: Schedule, at_s: float, number: int) -> Call:
         number=number,
         replica=rng.randrange(s.replicas),
         key=rng.randrange(len(KEYS)),
-        task=rng.randrange(3),
+        task=TASKS + rng.randrange(9) if s.tasks and rng.random() < 0.6 else rng.randrange(TASKS),
         child=rng.random() < 0.2,
         most=most,
         least=rng.choice((most, most, most // 2, 1)),
@@ -246,12 +277,21 @@ def _herd(rng: Random, s: Schedule, at_s: float, number: int, n: int) -> list[Op
     """The same wish from everywhere at once."""
     call = replace(_call(rng, s, at_s, number), leaves_after_s=None)
     return [
-        replace(call, number=number + i, replica=rng.randrange(s.replicas), task=rng.randrange(3))
+        replace(call, number=number + i, replica=rng.randrange(s.replicas), task=rng.randrange(TASKS))
         for i in range(rng.randint(5, max(5, n)))
     ]
 
 
 def _change(rng: Random, s: Schedule, at_s: float, number: int) -> Op:
+    if s.tasks and rng.random() < 0.5:
+        task = rng.randrange(9)
+        if rng.random() < 0.3:
+            return Declare(
+                at_s, number, task, tuple((unit, limit // 5) for unit, limit in s.tasks[0].budgets)
+            )
+        return Steer(
+            at_s, number, task, rng.choice(("end", "pause", "resume", "limit")), rng.choice((0, 200, 1_000))
+        )
     roll = rng.random()
     if roll < 0.15:
         return Revoke(at_s, number, rng.randrange(len(KEYS)))

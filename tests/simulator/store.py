@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 from gateway.core.ids import new_id
 from gateway.storage.schema import render
 from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Script, Sql, Step, Tx, json_text
-from tests.simulator.loop import VirtualLoop
+from tests.simulator.loop import OWNER, Owner, VirtualLoop
 from tests.simulator.row_locks import Deadlock, LockTable, Shape, key_values, shape_of
 
 T = TypeVar("T")
 
 #: Tables whose changes the checker wants to see.
-WATCHED = frozenset({"hold", "ledger", "budget", "budget_closed", "replica"})
+WATCHED = frozenset({"hold", "ledger", "budget", "budget_closed", "replica", "task"})
 _CONFLICTS = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 
 
@@ -172,6 +172,12 @@ class Store:
                     session.apply()
             session.abort(Gone("the server has gone"))
 
+    def end_idle(self, owner: Owner) -> None:
+        """What Postgres does to those who stand still inside a transaction."""
+        for session in list(self._sessions):
+            if session.owner is owner and not session.committing:
+                session.abort(Gone("idle in transaction"))
+
     def rows(self, text: str, *args: Any) -> list[tuple[Any, ...]]:
         """What is committed, read from beside."""
         self._make_room()
@@ -261,6 +267,7 @@ class Session:
     ended: bool = False
     changed: set[str] = field(default_factory=set)  # of the watched tables
     began_after: int = 0  # commits
+    owner: Owner | None = field(default_factory=OWNER.get)
     statements: int = 0
     log: list[tuple[str, Sequence[Any], tuple[int, list[Row]]]] = field(default_factory=list)
     _broken: Exception | None = None

@@ -21,6 +21,7 @@ class Hold(NamedTuple):
     amounts: Amounts
     places: tuple[Place, ...]
     created_ms: int
+    above: tuple[str, ...]  # budgets of which those of the places are parts
 
 
 class Entry(NamedTuple):
@@ -61,7 +62,7 @@ def new_holds(store: Store, after: int) -> list[tuple[int, Hold]]:
         "budgets, created_at_ms FROM hold WHERE rowid > ?",
         after,
     )
-    return [(r[0], Hold(r[1], r[2], r[3], r[4:8], _places(r[8]), r[9])) for r in rows]
+    return [(r[0], Hold(r[1], r[2], r[3], r[4:8], _places(r[8]), r[9], _above(r[8]))) for r in rows]
 
 
 def open_holds(store: Store) -> set[str]:
@@ -158,3 +159,8 @@ def steps(store: Store) -> dict[str, int]:
 
 def _places(text: str) -> tuple[Place, ...]:
     return tuple((p[0], p[1]) for p in msgspec.json.decode(text))
+
+
+def _above(text: str) -> tuple[str, ...]:
+    found = {budget_id for p in msgspec.json.decode(text) if len(p) > 3 for budget_id in p[3]}
+    return tuple(sorted(found))

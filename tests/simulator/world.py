@@ -14,41 +14,27 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gateway.core.budget import BudgetMode
-from gateway.core.entry import Attempt, Kind, OnExceed, Refused, Unit
-from gateway.core.errors import InvalidRequest, LedgerUnavailable, NotFound, Unavailable
-from gateway.core.ids import new_id
-from gateway.core.usage import Quality
-from gateway.storage.accounts import Accounts, Team
-from gateway.storage.database import Database
+from gateway.core.errors import Unavailable
 from gateway.storage.ledger import LEASE_TTL_S, SqlLedger
-from tests.simulator import calls
-from tests.simulator.calls import Amounts
-from tests.simulator.checker import AttemptFacts, Checker, Violation
+from gateway.storage.postgres_runner import IDLE_IN_TRANSACTION_S
+from tests.simulator.checker import Checker, Violation
 from tests.simulator.loop import Inline, NothingHappens, Owner, VirtualLoop
-from tests.simulator.provider import Provider
+from tests.simulator.operators import Operators
 from tests.simulator.replica import Process, ReplicaClock
-from tests.simulator.runner import SimulatedRunner
 from tests.simulator.schedule import (
-    KEYS,
-    TEAMS,
     BadDisk,
-    BudgetPlan,
     Call,
     Crash,
-    Ends,
     Leap,
     Op,
     Outage,
     Pause,
-    Remove,
-    Revoke,
     Schedule,
-    SetLimit,
     Storm,
     text_of,
 )
 from tests.simulator.store import Sabotage, Store, Weather
+from tests.simulator.traffic import Traffic
 
 #: How long, on the virtual clock, everything gets to come to its end when nothing goes wrong any more.
 PATIENCE_S = 60.0
@@ -98,43 +84,45 @@ class World:
     ) -> None:
         self.schedule = schedule
         self.loop = VirtualLoop()
-        self._clock = ReplicaClock(self.loop, schedule.start_ms, 0)
-        self.store = Store(self.loop, Random(f"{schedule.seed} store"), self._clock.now_ms, sabotage)
+        self.clock = ReplicaClock(self.loop, schedule.start_ms, 0)
+        self.store = Store(self.loop, Random(f"{schedule.seed} store"), self.clock.now_ms, sabotage)
         # Whoever owns the database knows at its start that all others are dead.
         self.checker = Checker(
             self.store,
             0 if schedule.embedded else round(schedule.grace_s * 1_000),
             [limit for limit in (schedule.task_limit, schedule.team_task_limit) if limit is not None],
         )
-        self.provider = Provider(self.loop, self._arrived)
         self.counts: Counter[str] = Counter()
         self.trace: list[str] | None = [] if trace else None
         self._directory = directory
         self._ledger_type = ledger
         self._outsiders = Owner("outside", Inline())
         self.outside = self._outsiders.context()
-        runner = SimulatedRunner(self.store, flights=1)
-        self._accounts = Accounts(Database(runner, runner, self._clock), actor="simulator")
+        self.operators = Operators(self)
+        self.traffic = Traffic(self)
         self._runs: Counter[int] = Counter()
         self._journals: dict[int, Path] = {}
-        self._current: dict[int, Process] = {}
+        self.current: dict[int, Process] = {}
         self._all: list[Process] = []
-        self._requests = 0  # under way in processes that live
         self._disturbed_until_s: dict[str, float] = defaultdict(float)
-        self._first_tries: dict[str, set[str]] = defaultdict(set)
-        self._changes: list[asyncio.Task[None]] = []
-        self._revoked_at_s: dict[str, float] = {}
+        self._names: dict[str, str] = {}
         self._storms: list[Storm] = []
         self._set_weather()
 
     def say(self, text: str) -> None:
         if self.trace is not None:
+            for found, name in self._names.items():
+                text = text.replace(found, name)
             self.trace.append(f"{self.loop.now_s:9.4f} s  {text}")
+
+    def name(self, found: str, name: str) -> None:
+        """How an id is called in traces, if chance made it."""
+        self._names[found] = name
 
     # --- the whole play --------------------------------------------------------------------------------
 
     async def play(self) -> None:
-        await self._furnish()
+        await self.operators.furnish()
         for slot in range(self.schedule.replicas):
             self._journals[slot] = self._directory / f"r{slot}"
             self._launch(slot)
@@ -152,39 +140,26 @@ class World:
             if not self.checker.violations:
                 await step()
 
-    async def _furnish(self) -> None:
-        s = self.schedule
-        for team in TEAMS:
-            await self._accounts.put_team(Team(team, task_budget_nano_usd=s.team_task_limit))
-        for number, (key, team) in enumerate(KEYS):
-            self.store.connection.execute(
-                "INSERT INTO virtual_key (key_id, secret_hmac, tenant_id, team_id, name, models, labels, revision, "
-                "created_at_ms) VALUES (?, x'', 'default', ?, ?, '[]', '{}', 1, ?)",
-                (key, team, key, number),
-            )
-        for plan in s.budgets:
-            await self._set(plan, plan.limit)
-
     def _perform(self, op: Op) -> None:
         self.counts[type(op).__name__.lower()] += 1
         self.say(f"-- {text_of(op)}")
         if isinstance(op, Call):
-            self._call(op)
+            self.traffic.call(op)
         elif isinstance(op, Crash):
-            self._crash(self._current[op.replica], op.down_s, op.term)
+            self._crash(self.current[op.replica], op.down_s, op.term)
         elif isinstance(op, Pause):
-            self._pause(self._current[op.replica], op.for_s, op.succeeded)
+            self._pause(self.current[op.replica], op.for_s, op.succeeded)
         elif isinstance(op, Leap):
-            for process in self._current.values():
+            for process in self.current.values():
                 self._pause(process, op.for_s, succeeded=False)
         elif isinstance(op, Outage):
             self._outage(op)
         elif isinstance(op, Storm):
             self._storm(op)
         elif isinstance(op, BadDisk):
-            self._bad_disk(self._current[op.replica].disk, op)
+            self._bad_disk(self.current[op.replica].disk, op)
         else:
-            self._changes.append(self.loop.create_task(self._change(op), context=self.outside))
+            self.operators.change(op)
 
     # --- processes -------------------------------------------------------------------------------------
 
@@ -193,7 +168,7 @@ class World:
         process = Process(
             *(self.store, self.schedule, slot, self._runs[slot], self._journals[slot], self._ledger_type)
         )
-        self._current[slot] = process
+        self.current[slot] = process
         self._all.append(process)
         self.loop.create_task(self._start(process), name="start", context=process.owner.context())
 
@@ -216,18 +191,18 @@ class World:
             return
         said = process.kill()
         self.say(f"{process.name} is dead{' (journal: ' + said + ')' if said else ''}")
-        if self._current[process.slot] is process:
+        if self.current[process.slot] is process:
             self.loop.call_later(down_s, self._relaunch, process, context=self.outside)
 
     def _relaunch(self, process: Process) -> None:
-        if self._current[process.slot] is process:
+        if self.current[process.slot] is process:
             self._launch(process.slot)
 
     def _crash(self, process: Process, down_s: float, term: bool) -> None:
         if process.died:
             return
         if term and process.serves and not process.owner.paused:
-            process.leaving = True
+            process.leaving = process.stopping = True
             self.loop.create_task(self._leave(process, down_s), name="leave", context=process.owner.context())
             self.loop.call_later(40.0, self._end, process, down_s, context=self.outside)
         else:
@@ -253,6 +228,8 @@ class World:
         if process.died or process.owner.paused:
             return
         self.loop.pause(process.owner)
+        if for_s > IDLE_IN_TRANSACTION_S:
+            self.loop.call_later(IDLE_IN_TRANSACTION_S, self._end_idle, process, context=self.outside)
         self._disturb(process.name, for_s)
         self.loop.call_later(for_s, self._resume, process, context=self.outside)
         if succeeded and process.ready:
@@ -260,6 +237,10 @@ class World:
             self._journals[process.slot] = self._directory / f"r{process.slot}-{self._runs[process.slot]}"
             process.leaving = True
             self._launch(process.slot)
+
+    def _end_idle(self, process: Process) -> None:
+        if process.owner.paused:
+            self.store.end_idle(process.owner)
 
     def _resume(self, process: Process) -> None:
         if process.owner.paused and not process.died:
@@ -269,13 +250,13 @@ class World:
     # --- the store and the disks -----------------------------------------------------------------------
 
     def _outage(self, op: Outage) -> None:
-        self._disturb_all(op.for_s + 3)
+        self._disturb("", op.for_s + 3)
         if not op.stall:
             self.store.break_connections()
         self._storm(Storm(op.at_s, op.number, op.for_s, (("stalled" if op.stall else "down", 1.0),)))
 
     def _storm(self, op: Storm) -> None:
-        self._disturb_all(op.for_s + 3)
+        self._disturb("", op.for_s + 3)
         self._storms.append(op)
         self._set_weather()
         self.loop.call_later(op.for_s, self._clear_up, op, context=self.outside)
@@ -303,188 +284,9 @@ class World:
     def _disturb(self, name: str, for_s: float) -> None:
         self._disturbed_until_s[name] = max(self._disturbed_until_s[name], self.loop.now_s + for_s + 1)
 
-    def _disturb_all(self, for_s: float) -> None:
-        for process in self._all:
-            self._disturb(process.name, for_s)
-
-    # --- operators -------------------------------------------------------------------------------------
-
-    async def _set(self, plan: BudgetPlan, limit: int) -> None:
-        await self._accounts.set_budget(
-            *(plan.scope, limit, plan.window, OnExceed(plan.on_exceed), plan.zone),
-            unit=Unit(plan.unit),
-            mode=BudgetMode(plan.mode),
-        )
-
-    async def _change(self, op: Op) -> None:
-        try:
-            if isinstance(op, SetLimit):
-                plan = self.schedule.budgets[op.budget]
-                if op.for_s is None:
-                    await self._set(plan, op.limit)
-                else:
-                    until_ms = self._clock.now_ms() + round(op.for_s * 1_000)
-                    await self._accounts.adjust_budget(
-                        *(plan.scope, op.limit, "simulated"),
-                        unit=Unit(plan.unit),
-                        window=plan.window,
-                        zone=plan.zone,
-                        until_ms=until_ms,
-                    )
-            elif isinstance(op, Remove):
-                plan = self.schedule.budgets[op.budget]
-                await self._accounts.remove_budget(plan.scope, plan.window, plan.zone, Unit(plan.unit))
-            elif isinstance(op, Revoke):
-                key = KEYS[op.key][0]
-                await self._accounts.revoke_key(key)
-                self._revoked_at_s.setdefault(key, self.loop.now_s)
-        except (Unavailable, NotFound, InvalidRequest) as e:
-            self.say(f"#{op.number} did not succeed: {e}")
-
-    # --- calls -----------------------------------------------------------------------------------------
-
-    def _call(self, op: Call) -> None:
-        process = self._current[op.replica]
-        if not process.serves:
-            self.counts["not served"] += 1
-            return
-        context = process.owner.context()
-        asking = asyncio.Event()
-        task = self.loop.create_task(self._request(process, op, asking), name="request", context=context)
-        if op.leaves_after_s is not None:
-
-            def leave() -> None:
-                if not task.done() and not asking.is_set():
-                    self.say(f"#{op.number} the client leaves")
-                    task.cancel()
-
-            self.loop.call_later(op.leaves_after_s, leave, context=context)
-
-    async def _request(self, process: Process, op: Call, asked: asyncio.Event) -> None:
-        """What `pipeline.serve` does with money: reserve, send, settle; once more if the provider turned it away."""
-        key, _ = KEYS[op.key]
-        if process.keys is not None and not await self._key_works(process, key):
-            self.counts["key refused"] += 1
-            return
-        rng = Random(f"{self.schedule.seed} call {op.number}")
-        request_id = new_id("req", self._clock.now_ms(), rng.randbytes(10))
-        for number in (1, 2):
-            a = self._attempt(process, op, request_id, number, rng)
-            try:
-                sent = await self._try(process, op, a, asked)
-            except LedgerUnavailable:
-                self.counts["unavailable"] += 1
-                self.say(f"#{op.number} {process.name} unavailable")
-                return
-            if not sent or op.ends is not Ends.TURNED_AWAY:
-                return
-
-    async def _key_works(self, process: Process, key: str) -> bool:
-        asked_s = self.loop.now_s
-        assert process.keys is not None
-        try:
-            record = await process.keys.find(key)
-        except Unavailable:
-            return False
-        if record is None or record.revoked_at_ms is not None:
-            return False
-        since_s = asked_s - self._revoked_at_s.get(key, asked_s)
-        calm = self._disturbed_until_s[process.name] < self.loop.now_s
-        if since_s > (REVOKED_S if calm else REVOKED_WORST_S):
-            self.checker.violated(
-                "key", f"{key} works at {process.name} {since_s:.1f} s after its revocation"
-            )
-        return True
-
-    def _attempt(self, process: Process, op: Call, request_id: str, number: int, rng: Random) -> Attempt:
-        key, team = KEYS[op.key]
-        parent = f"t{op.task}" if op.child else None
-        task = f"t{op.task}c" if op.child else f"t{op.task}"
-        at_ms = self._clock.now_ms() + self.schedule.skews_ms[process.slot]
-        attempt_id = new_id("att", at_ms, rng.randbytes(10))
-        return calls.attempt(attempt_id, request_id, key, team, task, parent, number, at_ms)
-
-    async def _try(self, process: Process, op: Call, a: Attempt, asked: asyncio.Event) -> bool:
-        """Returns whether another attempt may follow."""
-        scopes = calls.scopes_of(a)
-        facts = self.checker.attempts[a.attempt_id] = AttemptFacts(scopes, a.task_id, op.landing)
-        if a.attempt_no == 1:
-            self._first_tries[a.task_id].add(a.attempt_id)
-        wish = calls.wish(op.most, op.least, op.landing)
-        asked_ms = self._clock.now_ms()
-        if op.asked_twice:
-            answer, twin = await asyncio.gather(
-                calls.reserve(process.ledger, a, scopes, wish), calls.reserve(process.ledger, a, scopes, wish)
-            )
-            if type(answer) is not type(twin) or (answer != twin and not isinstance(answer, Refused)):
-                self.checker.violated("twice", f"{a.attempt_id} was answered {answer}, and {twin}")
-        else:
-            answer = await calls.reserve(process.ledger, a, scopes, wish)
-        asked.set()
-        if isinstance(answer, Refused):
-            self.counts["refused"] += 1
-            self.say(f"#{op.number} {process.name} refused: {answer}")
-            self.checker.refused(a.attempt_id, answer, wish, asked_ms)
-            return False
-        self.counts["granted"] += 1
-        facts.granted = held = calls.granted_amounts(wish, answer)
-        self.say(f"#{op.number} {process.name} granted {held}: {a.attempt_id[-6:]}")
-        await self._send(process, op, a, held, facts)
-        return True
-
-    async def _send(self, process: Process, op: Call, a: Attempt, held: Amounts, facts: AttemptFacts) -> None:
-        bill = calls.shares(held, op.share)
-        if op.ends is Ends.BREACH:
-            facts.breach = True
-            bill = calls.more_than(held)
-        outcome, told = calls.posted(bill), bill
-        if op.ends is Ends.TURNED_AWAY or op.ends is Ends.UNSENT:
-            outcome, told = calls.void(), calls.NOTHING
-        elif op.ends is Ends.ESTIMATED:
-            told = calls.between(bill, held)
-            outcome = calls.posted(told, Quality.ESTIMATED)
-        elif op.ends is Ends.CUT:
-            outcome, told = calls.at_bound(held), held
-        billed = outcome.kind is not Kind.VOID
-        if op.ends is not Ends.UNSENT:
-            await self.provider.ask(a.attempt_id, bill if billed else None, op.takes_s)
-        facts.told.append(told)
-        if op.settles:
-            self.say(f"#{op.number} {process.name} settles {outcome.kind} {outcome.cost_nano_usd}")
-            settled = await process.ledger.settle(a, outcome)
-            self.say(f"#{op.number} {process.name} settled: {settled}")
-            if outcome.quality is Quality.EXACT and process.ledger.available:
-                facts.acknowledged = told
-        else:
-            process.ledger.post(a, outcome)
-            self.say(f"#{op.number} {process.name} posts {outcome.kind} {outcome.cost_nano_usd}")
-        for slot, after_s in op.again:
-            self._later(after_s, slot, a, outcome, "again")
-        if op.proof_after_s is not None and billed:
-            facts.told.append(bill)
-            self._later(op.proof_after_s, op.replica, a, calls.posted(bill), "proof of")
-
-    def _later(self, after_s: float, slot: int, a: Attempt, outcome: Any, why: str) -> None:
-        """Settle once more, by whoever is that replica then."""
-
-        def settle() -> None:
-            process = self._current[slot]
-            if process.serves:
-                self.say(f"{process.name}: {why} {a.attempt_id[-6:]}: {outcome.kind} {outcome.cost_nano_usd}")
-                self.counts["settled again"] += 1
-                self.loop.create_task(
-                    self._settle_again(process, a, outcome), name="request", context=process.owner.context()
-                )
-
-        self.loop.call_later(after_s, settle, context=self.outside)
-
-    async def _settle_again(self, process: Process, a: Attempt, outcome: Any) -> None:
-        await process.ledger.settle(a, outcome)
-
-    def _arrived(self, attempt_id: str, bill: Amounts | None) -> None:
-        self.say(f"the provider has {attempt_id[-6:]} and bills {bill}")
-        self.checker.arrived(attempt_id, bill)
-        self.checker.attempts[attempt_id].bill = bill
+    def disturbed(self, process: Process) -> bool:
+        """Whether something that slows it down is going on, or was a moment ago."""
+        return max(self._disturbed_until_s[process.name], self._disturbed_until_s[""]) >= self.loop.now_s
 
     # --- the end ---------------------------------------------------------------------------------------
 
@@ -496,7 +298,7 @@ class World:
         for process in self._all:
             self._resume(process)
             self._set_disk(process.disk, False, 0.0)
-        for process in list(self._current.values()):
+        for process in list(self.current.values()):
             if process.died:
                 self._relaunch(process)
         if not await self._until(self._settled):
@@ -506,7 +308,7 @@ class World:
             return
         for hold in self.checker.left_open():
             epoch = self.store.rows("SELECT epoch FROM replica WHERE replica_id = ?", hold.replica_id)[0][0]
-            owner = self._current[int(hold.replica_id[1:])]
+            owner = self.current[int(hold.replica_id[1:])]
             if hold.epoch == epoch and owner.serves:
                 self.checker.violated(
                     "leak", f"{hold.attempt_id} stays held by {owner.name}, which is done with it"
@@ -524,11 +326,11 @@ class World:
         return not self._what_is_left()
 
     def _what_is_left(self) -> list[str]:
-        left = [f"change {t.get_coro()}" for t in self._changes if not t.done()]
+        left = ["a change is under way" for t in self.operators.under_way if not t.done()]
         for process in self._all:
             if process.died:
                 continue
-            if process.leaving and self._current[process.slot] is process:
+            if process.stopping:
                 left.append(f"{process.name} has not left")
             elif not process.ready:
                 left.append(f"{process.name} does not start")
@@ -536,11 +338,11 @@ class World:
                 left.append(f"{process.name} has requests under way")
             elif process.ledger._journal.pending or process.ledger._adrift:
                 left.append(f"{process.name} has settlements that are not posted")
-            elif any(t.get_name() == "settle" and not t.done() for t in process.owner.tasks):
-                left.append(f"{process.name} settles")
+            elif any(t.get_name() in ("admit", "settle") and not t.done() for t in process.owner.tasks):
+                left.append(f"{process.name} admits or settles")
             elif process.dead_jobs():
                 left.append(f"of {process.name} these have died: {process.dead_jobs()}")
-        left += [f"r{slot} is down" for slot, process in self._current.items() if process.died]
+        left += [f"r{slot} is down" for slot, process in self.current.items() if process.died]
         return left
 
     async def _finish(self) -> None:
@@ -555,8 +357,8 @@ class World:
                 slot = int(path.name[1:].partition("-")[0])
                 self._journals[slot] = path
                 self._launch(slot)
-                await self._until(lambda slot=slot: self._current[slot].ready)
-                process = self._current[slot]
+                await self._until(lambda slot=slot: self.current[slot].ready)
+                process = self.current[slot]
                 await self.loop.create_task(process.stop(), name="leave", context=process.owner.context())
                 process.kill()
         left = sorted(p.name for path in self._directory.iterdir() for p in path.iterdir())
@@ -567,10 +369,10 @@ class World:
         heir = self.schedule.replicas
         self._journals[heir] = self._directory / "heir"
         self._launch(heir)
-        await self._until(lambda: self._current[heir].ready)
-        process = self._current[heir]
+        await self._until(lambda: self.current[heir].ready)
+        process = self.current[heir]
         await self.loop.create_task(self._reap(process), context=process.owner.context())
-        self.checker.final(self._first_tries)
+        self.checker.final(self.traffic.first_tries)
 
     async def _reap(self, process: Process) -> None:
         # Its reaper is at work already, and this one would skip what that one has locked.
@@ -588,7 +390,7 @@ class World:
         counts["lost answers"] = store.counts.lost_answers
         counts["charged as lost"] = self.checker.reaped
         counts["corrected"] = self.checker.corrected
-        counts["billed"] = len(self.provider.bill)
+        counts["billed"] = len(self.traffic.provider.bill)
         for fault in self.loop.faults:
             self.checker.violated("fault", fault)
         return Result(self.checker.violations, counts, self.trace or [])

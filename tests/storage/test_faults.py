@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import TypeVar
 import asyncpg
 import pytest
 
-from gateway.core.entry import Settled
+from gateway.core.entry import Granted, Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.jobs.reaper import Reaper
 from gateway.storage import reports
 from gateway.storage.database import open_database
 from gateway.storage.ledger import SqlLedger
+from gateway.storage.postgres_runner import PostgresRunner
 from gateway.storage.tables import hold
-from gateway.storage.transact import Conflict, Runner, StoreDown, Tx
+from gateway.storage.transact import Conflict, Fetch, Runner, Sql, StoreDown, Tx
 from tests.storage.worlds import TEAM, attempt, opened, reserve, rows, void
 
 T = TypeVar("T")
@@ -110,3 +112,23 @@ async def test_a_hold_whose_commit_is_still_under_way_is_ended_by_its_void(
             ("void", 400)
         ] * 2
         assert await reports.drift(database) == []
+
+
+async def test_who_stands_still_inside_a_transaction_keeps_its_locks_only_for_a_while(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with opened(postgres_url, tmp_path, replica_id="lives") as (ledger, _, accounts):
+        await accounts.ensure_defaults()
+        await accounts.set_budget(TEAM, 1_000)
+        frozen = PostgresRunner(postgres_url.replace("postgresql+asyncpg", "postgresql"), 0.2)
+
+        def tx() -> Tx[None]:
+            yield Fetch(Sql("SELECT 1 FROM budget FOR UPDATE"))
+            time.sleep(1.0)  # the whole process stands still
+            yield Fetch(Sql("UPDATE budget SET held_amount = 77"))
+
+        with pytest.raises(StoreDown):
+            await frozen.run(tx, 2.0)
+        await frozen.close()
+        assert isinstance(await reserve(ledger, attempt(), 400), Granted)
+        assert [b.reserved for b in await ledger.snapshot(TEAM)] == [400]
