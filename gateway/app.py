@@ -268,9 +268,6 @@ class App:
             while len(self._traced) > TRACED_MAX:
                 del self._traced[next(iter(self._traced))]
 
-    def refusal(self, kind: str) -> None:
-        self.metrics.refusal(kind)
-
     # --- listeners -----------------------------------------------------------------------------------------
 
     def readiness(self) -> list[str]:

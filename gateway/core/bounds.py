@@ -23,8 +23,6 @@ _BYTES_PER_TOKEN = 4  # English and code, 3.5-4.5 with current tokenizers
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 8.0
 _MAX_RETRY_AFTER_S = 30.0
-#: Attempts after the first one, over all deployments of one request.
-MAX_RETRIES = 2
 
 
 def input_bound_tokens(size_bytes: int, messages: int, tools: int, images: int | None = 0) -> int | None:

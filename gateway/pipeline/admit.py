@@ -15,9 +15,6 @@ from gateway.core.money import usd_text
 from gateway.core.prices import PriceRow
 from gateway.pipeline.exchange import Exchange, World
 
-#: Retry-After of a rate limit never exceeds this: above it SDKs and agents give up (clients.md, 5).
-RETRY_AFTER_MAX_S = 60
-
 
 class Hold(msgspec.Struct, frozen=True):
     """A committed hold, and the output bound that it pays for (None: the client's own request stands)."""
@@ -81,7 +78,7 @@ async def _take_rates(world: World, x: Exchange) -> None:
         scope, _, unit = name.rpartition(":")
         raise RateLimited(
             f"the limit of {unit} per minute of {scope.replace(':', ' ')} is reached",
-            retry_after_s=min(RETRY_AFTER_MAX_S, max(1, round(wait_s + 0.5))),
+            retry_after_s=max(1, round(wait_s + 0.5)),
         )
 
 

@@ -140,19 +140,14 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
 async def _whole(world: World, x: Exchange, o: Opened) -> None:
     """Read a plain answer to its end, price it, post it."""
     body = await o.answer.read(ANSWER_BYTES_MAX)
+    facts = dialects.read_answer(x.operation, body)
+    if facts.error is not None:
+        raise _said(facts.error)
     if x.facts.stream:
-        found = dialects.read_answer(
-            x.operation, body
-        )  # JSON in place of a stream: an error, or a confused server
-        if found.error is not None:
-            raise _said(found.error)
         # It was generated and will be billed, and the same server would do the same again.
         raise UpstreamMalformed(
             "the model provider answered a stream request without a stream", retryable=False
         )
-    facts = dialects.read_answer(x.operation, body)
-    if facts.error is not None:
-        raise _said(facts.error)
     await o.answer.close()
     o.outcome = whole_outcome(world, x, o, facts)
     settle.post(world, x, o.attempt, o.outcome)

@@ -60,10 +60,9 @@ async def identify(world: World, x: Exchange) -> None:
         x.incoming.headers, x.facts.session_hints, x.incoming.path_task, x.facts.tool_count
     )
     x.signal = signal
-    links = chain(x.facts.segments)
-    x.chain = links[
-        : anchor(x.facts.segments)
-    ]  # without a client's trailing reminder, which moves every turn
+    segments = x.facts.segments
+    # Without a client's trailing reminder, which moves every turn.
+    x.chain = chain(segments)[: anchor(segments)]
     key = x.caller.key
     if key.task_id is not None:
         x.task = TaskRef(key.task_id, TaskSource.KEY)

@@ -21,8 +21,6 @@ from gateway.core.errors import (
 )
 
 MESSAGE_CHARS_MAX = 1_000
-#: Longest Retry-After that is passed on: above this, SDKs give up or wait for minutes (clients.md, 5).
-RETRY_AFTER_MAX_S = 60
 
 # Providers echo keys in their error texts ("Incorrect API key provided: sk-..."). Mask anything key-like.
 _SECRET = re.compile(

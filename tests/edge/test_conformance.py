@@ -13,7 +13,8 @@ from tests.support.recorder import Recorder
 from tests.support.small_world import SmallWorld, deployment, provider
 
 PATHS = {"/v1" + op.path: op for op in Operation}
-FIXTURES = [c for c in captured() if c.method == "POST" and c.path in PATHS]
+OWN = Captured(ABSENT, "POST", "/v1/chat/completions", [], {"messages": [{"role": "user", "content": "x"}]})
+FIXTURES = [c for c in captured() if c.method == "POST" and c.path in PATHS] or [OWN]
 
 #: Bodies that a re-encoder would change. `@` stands for the model's name and is all that may differ.
 ODD = {
@@ -44,7 +45,7 @@ async def test_odd_bodies_arrive_as_sent(name: str, path: str) -> None:
         assert upstream.received[0].path == path
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=[c.name for c in FIXTURES] or None)
+@pytest.mark.parametrize("fixture", FIXTURES, ids=[c.name for c in FIXTURES])
 @pytest.mark.parametrize("ascii_only", [True, False], ids=["escaped", "utf8"])
 async def test_requests_of_real_clients_arrive_as_sent(fixture: Captured, ascii_only: bool) -> None:
     body = dict(fixture.body or {})
@@ -72,13 +73,6 @@ async def test_requests_of_real_clients_arrive_as_sent(fixture: Captured, ascii_
 def _asks_usage(body: dict[str, object]) -> bool:
     options = body.get("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
-
-
-def test_captured_requests_were_there() -> None:
-    """Without the captures the test above has no cases; this says so instead of staying silent."""
-    if not FIXTURES:
-        print(ABSENT)
-    assert FIXTURES or ABSENT
 
 
 async def test_only_allowed_headers_leave_and_the_credential_is_ours() -> None:

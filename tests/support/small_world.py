@@ -6,7 +6,6 @@ For what does not depend on the store; `tests/e2e` runs the same against SQLite 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,6 +23,7 @@ from gateway.core.secrets import hmac_of, key_text, new_key
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
+from gateway.storage.database import SystemClock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.tasks import Tasks
 from gateway.upstream.http import HttpUpstream, Upstreams
@@ -84,24 +84,9 @@ class MemoryKeys:
 
 
 class Silent:
-    """`ports.Observer` that only counts."""
+    """`ports.Observer` with nothing to do: the ledger remembers."""
 
-    def __init__(self) -> None:
-        self.refusals: list[str] = []
-
-    def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Nothing to do: the ledger remembers."""
-
-    def refusal(self, kind: str) -> None:
-        self.refusals.append(kind)
-
-
-class SystemClock:
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    def attempt(self, attempt: Attempt, outcome: Outcome) -> None: ...
 
 
 def provider(base_url: str, wire: Wire = Wire.OPENAI, name: str = "up", **more: object) -> Provider:
