@@ -153,6 +153,17 @@ class Granted(msgspec.Struct, frozen=True, omit_defaults=True):
     #: what budgets with `on_exceed: warn` would have refused
     warned: tuple[Refused, ...] = ()
 
+    @property
+    def under_hard_budget(self) -> bool:
+        """A hard budget applies to this attempt, in whatever unit."""
+        left = (
+            self.remaining_nano_usd,
+            self.remaining_input_tokens,
+            self.remaining_output_tokens,
+            self.remaining_calls,
+        )
+        return any(remaining is not None for remaining in left)
+
 
 class Settled(StrEnum):
     SETTLED = "settled"

@@ -105,6 +105,7 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     if isinstance(granted, Refused):
         raise _refusal(granted, ask)
     x.task_step = granted.task_step
+    x.under_hard_budget = granted.under_hard_budget
     x.budget_remaining_nano_usd = granted.remaining_nano_usd
     x.budget_scope = granted.remaining_scope
     return Hold(granted.amount_nano_usd, row, _bound_to_write(x, row, granted, ask))

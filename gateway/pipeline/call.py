@@ -64,7 +64,7 @@ async def open_answer(world: World, x: Exchange) -> Opened:
             return await _attempt(world, x, deployment)
         except UpstreamError as error:
             # A lost answer may be billed: under a hard budget it is never paid for twice.
-            unproven = error.billed is not False and x.budget_remaining_nano_usd is not None
+            unproven = error.billed is not False and x.under_hard_budget
             if not error.retryable or unproven or x.client_gone or x.attempts >= tries_max:
                 raise
             if len(candidates) > 1:

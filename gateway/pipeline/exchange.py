@@ -127,6 +127,7 @@ class Exchange:
     attempts: int = 0
     charged_nano_usd: int = 0  # by attempts that failed but may be billed
     task_step: int = 0
+    under_hard_budget: bool = False
     budget_remaining_nano_usd: int | None = None
     budget_scope: str = ""
     calling: Deployment | None = None  # whose answer is being waited for

@@ -154,7 +154,8 @@ async def test_answers_that_are_no_answers(name: str, script: Script, kind: Kind
             assert (outcome.cost_nano_usd > 0) == (kind is Kind.CHARGE_UNKNOWN)
 
 
-async def test_a_lost_answer_under_a_hard_budget_is_not_paid_for_twice() -> None:
+@pytest.mark.parametrize("left", ["remaining_nano_usd", "remaining_calls"])
+async def test_a_lost_answer_under_a_hard_budget_is_not_paid_for_twice(left: str) -> None:
     lost = Script(200, [b'{"id":'], abort=True)
     async with Recorder() as upstream, SmallWorld([deployment(provider(upstream.base_url))]) as gw:
         upstream.scripts = [lost]
@@ -162,7 +163,7 @@ async def test_a_lost_answer_under_a_hard_budget_is_not_paid_for_twice() -> None
             assert (answer.status, answer.headers["x-attempts"]) == (200, "2")  # no budget: tried again
         gw.ledger.entries.clear()
         upstream.scripts = [lost]
-        gw.ledger.remaining_nano_usd = 10**9
+        setattr(gw.ledger, left, 10**9)
         async with gw.http.post(CHAT, data=BODY) as answer:
             assert answer.status == 502
         assert await gw.settled() == [(1, Kind.CHARGE_UNKNOWN, "error", "upstream_lost")]

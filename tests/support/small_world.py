@@ -42,6 +42,7 @@ class MemoryLedger:
         self.entries: list[tuple[Attempt, Outcome]] = []
         self.refuse: Refused | None = None
         self.remaining_nano_usd: int | None = None
+        self.remaining_calls: int | None = None
         self.grant_nano_usd: int | None = None
 
     async def reserve(
@@ -58,7 +59,14 @@ class MemoryLedger:
         amount = self.grant_nano_usd if self.grant_nano_usd is not None else ask.nano_usd or 0
         self.holds[attempt.attempt_id] = amount
         scope = scopes[-1] if self.remaining_nano_usd is not None else ""
-        return Granted(amount, self.remaining_nano_usd, scope, 1, ask.output_tokens)
+        return Granted(
+            amount,
+            self.remaining_nano_usd,
+            scope,
+            1,
+            ask.output_tokens,
+            remaining_calls=self.remaining_calls,
+        )
 
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
         if self.holds.pop(attempt.attempt_id, None) is not None:
