@@ -90,6 +90,8 @@ class Provider:
     usage_lookup: str = ""
     #: False: this provider answers 400 to stream_options (then usage of streams is estimated).
     stream_usage: bool = True
+    #: Whose cache rules this one follows, if not those under its own name: a vLLM server's are those of "vllm".
+    cache_rules: str = ""
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 60.0
     slow_first_byte_timeout_s: float = 300.0  # reasoning, or more than 100k tokens of input

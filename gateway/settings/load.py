@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 from gateway.core.addresses import judge
 from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, BudgetMode, OnExceed
+from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Tier
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
@@ -19,6 +21,7 @@ from gateway.core.prices import ListedModel, PriceBook, listed_models, load_pric
 from gateway.core.rules import Caps, RuleError, RuleSet, RuleText
 from gateway.core.windows import parse_window
 from gateway.settings.breakers import read_breakers
+from gateway.settings.cache_rules import read_cache_rules
 from gateway.settings.demo import DemoMode, add_demo
 from gateway.settings.model import (
     BudgetSpec,
@@ -62,17 +65,21 @@ def shipped(name: str) -> Path:
     return inside if inside.exists() else package.parent / name
 
 
-def load(path: Path | None, env: Mapping[str, str], *, lists: Path | None = None) -> Settings:
+def load(
+    path: Path | None, env: Mapping[str, str], *, lists: Path | None = None, today: date | None = None
+) -> Settings:
     """The configuration at `path`, else at $TOLLHOUSE_CONFIG, else the shipped config/gateway.yaml.
 
-    `lists` is the folder with providers.yaml and prices.yaml, by default the shipped one. Raises ConfigError with every problem found.
+    `lists` is the folder with providers.yaml and prices.yaml, by default the shipped one; `today` is the day on which
+    their rows must hold. Raises ConfigError with every problem found.
     """
+    day = today or datetime.now(UTC).date()
     named = env.get("TOLLHOUSE_CONFIG")
     path = path or (Path(named) if named else shipped("config/gateway.yaml"))
     problems: list[Problem] = []
     root = _open(path, env, problems)
     if not problems or root.names:
-        settings = _settings(root, _lists(lists or shipped("config"), problems), env, problems)
+        settings = _settings(root, _lists(lists or shipped("config"), problems, day), env, problems)
         if not problems:
             return settings
     # A key that is read twice is complained about twice.
@@ -103,11 +110,13 @@ def _shown(path: Path) -> str:
 class _Lists:
     shipped: Shipped
     book: PriceBook
+    cache_rules: CacheRules
 
 
-def _lists(folder: Path, problems: list[Problem]) -> _Lists:
+def _lists(folder: Path, problems: list[Problem], today: date) -> _Lists:
     """providers.yaml and prices.yaml: part of the release, so the environment does not reach in."""
-    known = read_known(_open(folder / "providers.yaml", {}, problems))
+    root = _open(folder / "providers.yaml", {}, problems)
+    known, cache_rules = read_known(root), read_cache_rules(root, today)
     path = folder / "prices.yaml"
     doc: Any = yaml.load(path.read_bytes(), Loader=LOADER)
     try:
@@ -118,7 +127,7 @@ def _lists(folder: Path, problems: list[Problem]) -> _Lists:
     listed: dict[str, list[ListedModel]] = {}
     for model in models:
         listed.setdefault(model.provider, []).append(model)
-    return _Lists(Shipped(known, listed, frozenset(book.by_price)), book)
+    return _Lists(Shipped(known, listed, frozenset(book.by_price)), book, cache_rules)
 
 
 def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: list[Problem]) -> Settings:
@@ -163,7 +172,9 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         expose_cost=root.flag("expose_cost", True),
         webhook=_webhook(root),
         breakers=read_breakers(root.section("breakers")),
+        crash_file=Path(env["TOLLHOUSE_CRASH_FILE"]) if env.get("TOLLHOUSE_CRASH_FILE") else None,
         keyless=tuple(found.keyless),
+        cache_rules=lists.cache_rules,
     )
     root.done()
     return settings

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway.core.breakers import BreakerPolicy
 from gateway.core.budget import ALERT_PERCENTS, BudgetMode, OnExceed
+from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Provider, Wire
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
@@ -188,6 +189,8 @@ class Settings:
     expose_cost: bool
     webhook: WebhookSpec | None = None  # None: alerts stay in the database
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
+    crash_file: Path | None = None  # for `make crash` only: where death is ordered (gateway/crash.py)
+    cache_rules: CacheRules = field(default_factory=CacheRules)
     keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
 
     @property

@@ -152,6 +152,7 @@ def _options(entry: Section, blank: Provider, own: bool = False) -> Provider:
         bridge=entry.flag("bridge", blank.bridge),
         usage_lookup=entry.text("usage_lookup", blank.usage_lookup),
         stream_usage=entry.flag("stream_usage", blank.stream_usage),
+        cache_rules=entry.text("cache_rules", blank.cache_rules),
     )
 
 

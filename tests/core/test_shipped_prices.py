@@ -164,7 +164,7 @@ def test_gaps_of_a_service_tier_are_filled_from_the_dear_side() -> None:
 # --- providers.yaml --------------------------------------------------------------------------------------
 
 RULE_KEYS = {
-    "models", "valid_from", "same_as", "style", "min_prefix_tokens", "granularity_tokens", "max_breakpoints",
+    "models", "valid_from", "valid_until", "same_as", "style", "markers", "min_prefix_tokens", "granularity_tokens", "max_breakpoints",
     "lookback", "lookback_unit", "explicit_lookup", "ttls", "read", "key", "key_header", "key_means", "isolation",
     "mid_conversation_system", "mid_conversation_tools", "contested", "mark", "source", "checked_on",
 }  # fmt: skip
@@ -185,6 +185,7 @@ def test_providers_are_reachable_as_settings_reads_them() -> None:
         "bridge",
         "stream_usage",
         "usage_lookup",
+        "cache_rules",
     }
     for name, p in PROVIDERS["providers"].items():
         assert set(p) <= keys, name
@@ -220,7 +221,7 @@ def test_cache_rules_are_well_formed() -> None:
         assert all(decimal_text(ttl["write"]) for ttl in rule.get("ttls", [])), name
         assert "read" not in rule or decimal_text(rule["read"]), name
         assert rule.get("lookback_unit") in (None, "content_block", "message_end"), name
-        assert rule.get("key_means") in (None, "routing", "accounting"), name
+        assert rule.get("key_means") in (None, "routing", "accounting", "isolation"), name
         assert all({"field", "value", "source", "checked_on"} <= set(c) for c in rule.get("contested", [])), (
             name
         )
@@ -230,8 +231,13 @@ def rule_for(price: str) -> dict[str, Any] | None:
     return next((r for r in RULES if any(fnmatchcase(price, p) for p in r["models"])), None)
 
 
-def test_each_rule_is_reached_by_a_listed_model() -> None:
+#: Servers that only a configuration can name: `cache_rules: vllm` on a provider.
+DECLARED = ("qwen", "minimax", "zai", "vllm", "sglang", "llamacpp")
+
+
+def test_each_rule_is_reached_by_a_listed_model_or_a_declared_provider() -> None:
     reached = [rule_for(m.price) for m in listed_models(PRICES)]
+    reached += [rule_for(f"{name}/any") for name in DECLARED]
     assert [r["models"] for r in RULES if r not in reached] == []
 
 
