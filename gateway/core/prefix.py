@@ -137,6 +137,16 @@ class _Digests:
 _DIGESTS = _Digests()
 
 
+def digest(segment: Segment) -> bytes:
+    """What is in a segment, whatever comes before it: 16 bytes, equal for what clients write in several forms."""
+    return _DIGESTS.of(segment)
+
+
+def is_system(segment: Segment) -> bool:
+    """A message of the system or developer role."""
+    return segment.kind == "message" and _is_system(segment.raw)
+
+
 def _canonical(raw: bytes) -> bytes:
     """The one form of what clients write in several: without markers, one block of text as a string."""
     # What ends with a string is {"role":...,"content":"..."}, which has one form only, unless its role comes last.
