@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import xxhash
-
 from gateway.core.breakers import Breaker, Ended, Mode, Verdict
 from gateway.core.catalog import Operation
 from gateway.core.entry import Outcome
@@ -32,8 +30,7 @@ def ask(world: World, x: Exchange) -> None:
         return  # clients count the same again and again, and nobody pays for it
     policy = world.breakers
     retried = x.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-    body = xxhash.xxh3_64_digest(x.incoming.body)
-    verdicts = world.watch.key_asked(x.caller.key_id, body, int(retried), policy, x.received_ms)
+    verdicts = world.watch.key_asked(x.caller.key_id, x.facts.digest, int(retried), policy, x.received_ms)
     if _is_run(x):
         segments = x.facts.segments
         verdicts += world.watch.asked(

@@ -5,12 +5,14 @@ Requests are never rebuilt: a body leaves as it came, except for the declared `E
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from gateway.core.catalog import Operation
 from gateway.core.dialects import anthropic_messages, embeddings, openai_chat, openai_responses
 from gateway.core.dialects.answers import AnswerFacts, EventFacts, Reading
 from gateway.core.dialects.facts import Edits, Facts, Segment
+from gateway.core.dialects.known import KnownBodies
 from gateway.core.dialects.other_usage import read_bedrock_usage, read_gemini_usage
 from gateway.core.dialects.splice import insert_cost, render
 
@@ -32,17 +34,19 @@ __all__ = [
 ]
 
 
+_READERS: Mapping[Operation, Callable[[bytes], Facts]] = {
+    Operation.CHAT: openai_chat.read,
+    Operation.RESPONSES: openai_responses.read,
+    Operation.MESSAGES: partial(anthropic_messages.read, Operation.MESSAGES),
+    Operation.COUNT_TOKENS: partial(anthropic_messages.read, Operation.COUNT_TOKENS),
+    Operation.EMBEDDINGS: embeddings.read,
+}
+_KNOWN = KnownBodies()
+
+
 def read(operation: Operation, body: bytes) -> Facts:
     """The facts of a request body. Raises InvalidRequest with a message that names the field or the byte."""
-    match operation:
-        case Operation.CHAT:
-            return openai_chat.read(body)
-        case Operation.RESPONSES:
-            return openai_responses.read(body)
-        case Operation.MESSAGES | Operation.COUNT_TOKENS:
-            return anthropic_messages.read(operation, body)
-        case Operation.EMBEDDINGS:
-            return embeddings.read(body)
+    return _KNOWN.read(operation, body, _READERS[operation])
 
 
 def read_answer(operation: Operation, body: bytes) -> AnswerFacts:

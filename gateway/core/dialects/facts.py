@@ -5,6 +5,7 @@ msgspec Structs where a request makes many or large ones: a frozen dataclass cos
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -26,18 +27,47 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 class Segments(Sequence[Segment]):
     """The segments of a request. Those of its messages are made when they are asked for: few are looked at."""
 
-    __slots__ = ("_head", "_messages", "keys")
+    __slots__ = ("_body", "_head", "_messages", "head_keys", "keys", "marks", "nodes", "offsets")
 
     def __init__(
-        self, head: Sequence[Segment] = (), messages: Sequence[msgspec.Raw] = (), keys: Sequence[int] = ()
+        self,
+        head: Sequence[Segment] = (),
+        messages: Sequence[msgspec.Raw] = (),
+        keys: list[int] | None = None,
+        marks: Sequence[int | None] = (),
+        nodes: int = 0,
     ) -> None:
         self._head = tuple(head)
         self._messages = messages
+        self._body = memoryview(b"")
+        #: where the messages stand, if that is known
+        self.offsets: Offsets | None = None
+        self.head_keys = [segment.key for segment in head]
         #: `Segment.key` of each segment, in order
-        self.keys: list[int] = [*(segment.key for segment in head), *keys]
+        self.keys: list[int] = self.head_keys + (keys or [])
+        #: what the dialect's check remembered about each message (`request.prompt`)
+        self.marks = marks
+        #: arrays and objects in the whole body, as far as they had to be counted
+        self.nodes = nodes
+
+    def extending(self, body: bytes, offsets: Offsets, keys: list[int], nodes: int) -> Segments:
+        """These segments read from a body without its first messages, put behind those: as read from `body`.
+
+        `offsets` are of all messages in `body`; `keys` and `nodes` of all, in the place of those here.
+        """
+        whole = Segments(self._head)
+        whole._body, whole.offsets = memoryview(body), offsets
+        whole.keys = self.head_keys + keys
+        whole.marks, whole.nodes = self.marks, nodes
+        return whole
+
+    @property
+    def messages(self) -> Sequence[msgspec.Raw]:
+        """As decoded; empty if they were not, because all but the last were known."""
+        return self._messages
 
     def __len__(self) -> int:
-        return len(self._head) + len(self._messages)
+        return len(self.keys)
 
     @overload
     def __getitem__(self, at: int) -> Segment: ...
@@ -48,13 +78,25 @@ class Segments(Sequence[Segment]):
     def __getitem__(self, at: int | slice) -> Segment | Sequence[Segment]:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
-        index = at + len(self) if at < 0 else at
-        if not 0 <= index < len(self):
+        index = at + len(self.keys) if at < 0 else at
+        if not 0 <= index < len(self.keys):
             raise IndexError(at)
         if index < len(self._head):
             return self._head[index]
-        message = self._messages[index - len(self._head)]
-        return Segment("message", memoryview(message), self.keys[index])
+        n = index - len(self._head)
+        if self.offsets is None or self._messages:
+            return Segment("message", memoryview(self._messages[n]), self.keys[index])
+        return Segment("message", self._body[self.offsets.span(n)], self.keys[index])
+
+
+class Offsets(msgspec.Struct, frozen=True):
+    """Where each message of a body begins and ends, in bytes."""
+
+    starts: array[int]
+    ends: array[int]
+
+    def span(self, n: int) -> slice:
+        return slice(self.starts[n], self.ends[n])
 
 
 class Spans(msgspec.Struct, frozen=True):
@@ -82,7 +124,7 @@ class Facts(msgspec.Struct, frozen=True):
     #: role of the last message; "tool" also for a messages-dialect user turn of tool results only; for
     #: responses the last item's role, else its type; "" for embeddings
     last_role: str
-    has_images: bool  # by substring on the messages, so a tool result that quotes such JSON unescaped counts
+    has_images: bool  # or other media, or what looks like it: `media.of` looks closer
     long_cache_write: bool  # a marker or setting asks for a cache life of an hour or more
     reasoning: bool
     reasoning_effort: str  # "" if not named
@@ -94,6 +136,9 @@ class Facts(msgspec.Struct, frozen=True):
     segments: Segments
     size: int  # bytes of the body
     spans: Spans
+    #: a hash of the whole body, seeded per process; b"" until `dialects.read` has filled it in
+    digest: bytes = b""
+    thinking_budget: int = 0  # tokens that are for thinking alone (messages); 0 if none are named
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
+from operator import add
 from typing import TypeVar
 
 import msgspec
@@ -153,7 +155,7 @@ def members(text: bytes, known: object = None) -> dict[str, Span]:
             start = match.end()
             value = getattr(known, name, None)
             if type(value) is list and value and type(value[0]) is Raw:
-                end = _array_end(text, start, value)
+                end = array_end(text, start, value)
             elif type(value) is Raw:
                 end = _value_end(text, start, value)
             else:
@@ -177,7 +179,7 @@ def _value_end(text: bytes, start: int, value: Raw) -> int | None:
     return start + len(view) if text.startswith(view, start) else None
 
 
-def _array_end(text: bytes, start: int, items: list[Raw]) -> int | None:
+def array_end(text: bytes, start: int, items: list[Raw]) -> int | None:
     """End of the array at `start` if it consists of just these items with equal gaps; else None."""
     opening = _OPEN.match(text, start)
     if opening is None:
@@ -194,6 +196,20 @@ def _array_end(text: bytes, start: int, items: list[Raw]) -> int | None:
         at += len(joined)
     closing = _CLOSE.match(text, at)
     return closing.end() if closing else None
+
+
+def item_spans(text: bytes, span: Span, items: Sequence[Raw]) -> tuple[array[int], array[int]] | None:
+    """Where the items of the array at `span` begin and end; None if there are none or their gaps differ."""
+    start, end = span
+    if not items or array_end(text, start, [*items]) != end:
+        return None
+    opening = _OPEN.match(text, start)
+    assert opening is not None, "array_end has found it"
+    lengths = [len(memoryview(item)) for item in items]
+    gap = _GAP.match(text, opening.end() + lengths[0])
+    between = len(gap[0]) if gap else 0
+    starts = array("I", accumulate([n + between for n in lengths[:-1]], initial=opening.end()))
+    return starts, array("I", map(add, starts, lengths))
 
 
 def items(raw: bytes | memoryview, where: str) -> list[Raw]:

@@ -24,6 +24,7 @@ from gateway.core.dialects.json_slices import (
     rest_of,
     too_many_nodes,
 )
+from gateway.core.dialects.media import suspect
 from gateway.core.errors import InvalidRequest
 
 MAX_MESSAGES = 10_000
@@ -98,28 +99,23 @@ def starts(raw: Raw, character: bytes) -> bool:
 # --- segments ----------------------------------------------------------------------------------------
 
 #: The lowest bits of what is remembered about a slice; the rest counts its nodes (of tools: their number, too).
-_IMAGE = 1
-_LONG = 2
-_MARKS = 2
+IMAGE = 1
+LONG = 2
+MARK_BITS = 2
 #: A cache write of an hour (Anthropic) or longer (OpenAI's 12h).
 _LONG_WRITE = re.compile(rb'"(?:ttl|prompt_cache_retention|retention)"\s*:\s*"(?:1h|12h|24h)"')
 
 
 def _long(text: bytes) -> int:
-    return _LONG if b'h"' in text and _LONG_WRITE.search(text) else 0
+    return LONG if b'h"' in text and _LONG_WRITE.search(text) else 0
 
 
 def _check_message(text: bytes, where: str) -> int:
     if not text.startswith(b"{"):
         raise InvalidRequest(f"'{where}' must be an object.", param=where)
     count = check_text(text, MAX_DEPTH - 2, where)
-    image = b"image" in text and (
-        b'"image_url"' in text
-        or b'"input_image"' in text
-        or b'"type":"image"' in text
-        or b'"type": "image"' in text
-    )
-    return count << _MARKS | _long(text) | image
+    image = suspect(text)
+    return count << MARK_BITS | _long(text) | image
 
 
 def _check_tools(text: bytes, where: str) -> int:
@@ -132,16 +128,16 @@ def _check_tools(text: bytes, where: str) -> int:
     for i, tool in enumerate(tools):
         if not starts(tool, b"{"):
             raise InvalidRequest(f"'{where}[{i}]' must be an object.", param=f"{where}[{i}]")
-    return (check_text(text, MAX_DEPTH - 1, where) << 10 | len(tools)) << _MARKS | _long(text)
+    return (check_text(text, MAX_DEPTH - 1, where) << 10 | len(tools)) << MARK_BITS | _long(text)
 
 
 def _check_system(text: bytes, where: str) -> int:
     if text[:1] not in (b'"', b"["):
         raise InvalidRequest(f"'{where}' must be a string or a list.", param=where)
-    return check_text(text, MAX_DEPTH - 1, where) << _MARKS | _long(text)
+    return check_text(text, MAX_DEPTH - 1, where) << MARK_BITS | _long(text)
 
 
-_NO_NODES: frozenset[int | None] = frozenset(range(1 << _MARKS))
+_NO_NODES: frozenset[int | None] = frozenset(range(1 << MARK_BITS))
 _messages = Checked(_check_message, 32_768)
 _tools = Checked(_check_tools, 1_024)
 _systems = Checked(_check_system, 4_096)
@@ -174,7 +170,7 @@ def prompt(
         (found_mark,), (key,) = _tools((view,), "tools")
         seen = found_mark or 0
         marks_seen |= seen
-        tool_count, node_count = seen >> _MARKS & 1023, seen >> _MARKS + 10
+        tool_count, node_count = seen >> MARK_BITS & 1023, seen >> MARK_BITS + 10
         segments.append(Segment("tools", view, key))
         covered.append(spans["tools"])
     name, raw = system
@@ -182,8 +178,8 @@ def prompt(
         view = memoryview(raw)
         (found_mark,), (key,) = _systems((view,), name)
         seen = found_mark or 0
-        marks_seen |= seen & _LONG
-        node_count += seen >> _MARKS
+        marks_seen |= seen & LONG
+        node_count += seen >> MARK_BITS
         segments.append(Segment("system", view, key))
         covered.append(spans[name])
     name, found = messages
@@ -195,7 +191,7 @@ def prompt(
         covered.sort()
         rest = rest_of(body, covered)
         node_count += check_text(rest, MAX_DEPTH, "")
-        return Prompt(Segments(segments), tool_count, 1, False, bool((marks_seen | _long(rest)) & _LONG))
+        return Prompt(Segments(segments), tool_count, 1, False, bool((marks_seen | _long(rest)) & LONG))
     if not found:
         raise InvalidRequest(f"'{name}' must not be empty.", param=name)
     if len(found) > MAX_MESSAGES:
@@ -203,18 +199,18 @@ def prompt(
     marks, keys = _messages(found, f"{name}[*]")
     distinct = set(marks)
     if not distinct <= _NO_NODES:
-        node_count += sum((mark or 0) >> _MARKS for mark in marks)
+        node_count += sum((mark or 0) >> MARK_BITS for mark in marks)
     covered.sort()
     rest = rest_of(body, covered)
     node_count += check_text(rest, MAX_DEPTH, "")
     if node_count > MAX_NODES:
         raise too_many_nodes()
     return Prompt(
-        Segments(segments, found, keys),
+        Segments(segments, found, keys, marks, node_count),
         tool_count,
         len(found),
-        any((mark or 0) & _IMAGE for mark in distinct),
-        bool((marks_seen | _long(rest)) & _LONG) or any((mark or 0) & _LONG for mark in distinct),
+        any((mark or 0) & IMAGE for mark in distinct),
+        bool((marks_seen | _long(rest)) & LONG) or any((mark or 0) & LONG for mark in distinct),
     )
 
 
