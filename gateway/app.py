@@ -267,6 +267,7 @@ class App:
             self._traced.setdefault(attempt.request_id, []).append(TracedAttempt(attempt, outcome))
             while len(self._traced) > TRACED_MAX:
                 del self._traced[next(iter(self._traced))]
+            cache_rules=lambda: settings.cache_rules,
 
     # --- listeners -----------------------------------------------------------------------------------------
 

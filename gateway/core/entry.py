@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from gateway.core.explanation import Explanation
 from gateway.core.usage import Quality, Usage
 
 
@@ -100,6 +101,7 @@ class Outcome(msgspec.Struct, frozen=True):
     upstream_request_id: str
     service_tier: str = ""
     note: str = ""  # what is estimated and why, one line
+    miss: Explanation | None = None  # why less was read from the cache than could have been
 
     def __post_init__(self) -> None:
         if self.kind is Kind.VOID and self.cost_nano_usd:

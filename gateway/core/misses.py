@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from gateway.core import prices
+from gateway.core.cache_rules import CacheRule, LookbackUnit, Style
 from gateway.core.dialects.facts import Facts, Segment
 from gateway.core.explanation import Cause, Explanation, Verdict
 from gateway.core.prefix import digest, is_system
@@ -40,6 +41,24 @@ class Rules(msgspec.Struct, frozen=True):
     granularity_tokens: int = 1
     life_ms: int | None = None  # of the default class; None = best effort
     lookback_blocks: int | None = None
+
+
+_UNKNOWN = Rules()
+
+
+def rules_of(rule: CacheRule | None) -> Rules:
+    """Of what is known about a model's cache; what is not known is taken for the common case."""
+    if rule is None:
+        return _UNKNOWN
+    life_s = rule.lives[0].life_s if rule.lives else None
+    counts_blocks = rule.lookback_unit is LookbackUnit.CONTENT_BLOCK
+    return Rules(
+        rule.style is Style.EXPLICIT,
+        rule.min_prefix_tokens or _UNKNOWN.min_tokens,
+        rule.granularity_tokens or 1,
+        None if life_s is None else life_s * 1_000,
+        rule.lookback if counts_blocks else None,
+    )
 
 
 class Prior(msgspec.Struct, frozen=True):
@@ -91,9 +110,8 @@ SETTINGS = frozenset(
 def settings_of(facts: Facts, body: bytes) -> tuple[tuple[str, int], ...]:
     """The settings that a request names, each with a hash of its value."""
     spans = facts.spans.members
-    return tuple(
-        [(name, xxhash.xxh3_64_intdigest(body[slice(*spans[name])])) for name in spans.keys() & SETTINGS]
-    )
+    named = [name for name in spans if name in SETTINGS]
+    return tuple([(name, xxhash.xxh3_64_intdigest(body[slice(*spans[name])])) for name in named])
 
 
 def own_digests(segments: Sequence[Segment]) -> bytes:

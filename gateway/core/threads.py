@@ -31,6 +31,7 @@ from gateway.core.misses import (
     reach_of,
     settings_of,
 )
+from gateway.core.prefix import digest
 from gateway.core.prices import PriceRow
 from gateway.core.usage import Usage
 
@@ -229,7 +230,7 @@ class Threads:
             self._keep_pieces(segments[: thread.head])
         elif kept < count * DIGEST:
             for i in range(kept // DIGEST, count):
-                thread.own += own_digests((segments[i],))
+                thread.own += digest(segments[i])[:DIGEST]
         self._bytes += len(thread.own) - kept
         thread.last = a.chain[-1] if a.chain else b""
         thread.settings = settings_of(a.facts, a.body)

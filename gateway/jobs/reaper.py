@@ -1,4 +1,4 @@
-"""Keeps the ledger's house: charges the holds of dead replicas, forgets ended holds, makes partitions ahead."""
+"""Keeps the ledger's house: charges the holds of dead replicas, forgets what is old, makes partitions ahead."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ EVERY_S = 60.0
 GRACE_S = 600.0
 #: Ended holds answer a repeated reserve; a day is far longer than any request.
 KEEP_HOLDS_S = 86_400.0
+#: Why prompts were not read from a cache: as long as somebody compares one month with the next.
+KEEP_MISSES_S = 62 * 86_400.0
 _log = logging.getLogger(__name__)
 
 
@@ -22,6 +24,8 @@ class House(Protocol):
     async def reap(self, grace_ms: int) -> int: ...
 
     async def forget_holds(self, older_than_ms: int) -> int: ...
+
+    async def forget_misses(self, older_than_ms: int) -> int: ...
 
     async def ensure_partitions(self) -> None: ...
 
@@ -49,5 +53,6 @@ class Reaper:
         if charged:
             _log.error("charged %d holds of dead replicas at their bounds", charged)
         await self._ledger.forget_holds(round(KEEP_HOLDS_S * 1_000))
+        await self._ledger.forget_misses(round(KEEP_MISSES_S * 1_000))
         await self._ledger.ensure_partitions()
         return charged

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.breakers import BreakerPolicy, Watch
+from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
@@ -14,7 +15,19 @@ from gateway.core.identity import Caller, RateLimit, TaskRef
 from gateway.core.prices import PriceBook
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
-from gateway.ports import Clock, Incoming, KeyStore, Ledger, Limits, Observer, PrefixIndex, Spawn, Upstream
+from gateway.core.threads import Threads
+from gateway.ports import (
+    Clock,
+    Incoming,
+    KeyStore,
+    Ledger,
+    Limits,
+    Observer,
+    PrefixIndex,
+    Spawn,
+    TaskOwners,
+    Upstream,
+)
 from gateway.telemetry.steps import Steps
 
 #: Answers larger than this are refused (an embedding batch of 2,048 x 3,072 floats is about 80 MB of JSON).
@@ -105,6 +118,10 @@ class World:
     #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
     alert: Callable[[str, str, Mapping[str, object]], None] = _nobody
 
+    threads: Threads = field(default_factory=Threads)
+    cache_rules: Callable[[], CacheRules] = CacheRules
+    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
+    outputs: Outputs = field(default_factory=Outputs)
 
 @dataclass(slots=True)
 class Exchange:

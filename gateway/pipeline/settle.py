@@ -12,6 +12,7 @@ from gateway.core.prices import PriceRow
 from gateway.core.usage import Quality, Usage
 from gateway.pipeline import breakers
 from gateway.pipeline.exchange import Exchange, World
+from gateway.pipeline.explain import explained
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -127,6 +128,7 @@ def _outcome(
 
 def post(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None:
     """Hand the outcome to the ledger, which has it from now on whatever becomes of the request."""
+    outcome = explained(world, x, attempt, outcome)
     world.observer.attempt(attempt, outcome)
     world.ledger.post(attempt, outcome)
     breakers.ended(world, x, outcome)

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.core.entry import Attempt, Kind, Outcome
-from gateway.storage.tables import TOKEN_COLUMNS, USAGE_KEYS, USAGE_SUMS, ledger
-from gateway.storage.transact import Each, Sql, Tx
+from gateway.core.explanation import Explanation
+from gateway.storage.tables import TOKEN_COLUMNS, USAGE_KEYS, USAGE_SUMS, ledger, prefix_miss
+from gateway.storage.transact import Each, Sql, Tx, json_text
 
 _HOUR_MS = 3_600_000
 _LEDGER_COLUMNS = tuple(c.name for c in ledger.columns)
@@ -23,6 +24,7 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 _INSERT_ENTRY = Sql(_insert("ledger", _LEDGER_COLUMNS))
+_INSERT_MISS = Sql(_insert("prefix_miss", [c.name for c in prefix_miss.columns]) + " ON CONFLICT DO NOTHING")
 _ADD_USAGE = Sql(
     _insert("usage_hour", (*USAGE_KEYS, *USAGE_SUMS))
     + f" ON CONFLICT ({', '.join(USAGE_KEYS)}) DO UPDATE SET "
@@ -99,6 +101,9 @@ _TEXTS = {kind: attrgetter(*names) for kind, names in _TEXT_FIELDS.items()}
 def write(entries: Sequence[Entry], replica_id: str, now_ms: int) -> Tx[None]:
     """Insert entries; `Conflict` if one is there already. `add_up` follows, after the budgets are locked."""
     yield Each(_INSERT_ENTRY, [_ledger_row(e, replica_id, now_ms) for e in entries])
+    misses = [_miss_row(e, e.outcome.miss) for e in entries if e.outcome.miss is not None]
+    if misses:
+        yield Each(_INSERT_MISS, misses)
 
 
 def add_up(entries: Sequence[Entry], now_ms: int) -> Tx[None]:
@@ -154,6 +159,28 @@ def _add(into: dict[Any, list[int]], key: Any, sums: tuple[int, ...]) -> None:
     else:
         for i, n in enumerate(sums):
             known[i] += n
+
+
+def _miss_row(e: Entry, miss: Explanation) -> tuple[Any, ...]:
+    a = e.attempt
+    return (
+        a.attempt_id,
+        e.at_ms,
+        a.request_id,
+        a.tenant_id,
+        a.team_id,
+        a.key_id,
+        a.task_id,
+        a.model,
+        a.provider,
+        a.deployment,
+        a.client,
+        miss.verdict.value,
+        miss.cause.value,
+        miss.lost_tokens,
+        miss.lost_nano_usd,
+        json_text(miss),
+    )
 
 
 def _ledger_row(e: Entry, replica_id: str, now_ms: int) -> tuple[Any, ...]:

@@ -36,6 +36,10 @@ _FORGET = Sql(
     "DELETE FROM hold WHERE attempt_id IN (SELECT attempt_id FROM hold WHERE attempt_id < $1 "
     "AND state = 'ended' ORDER BY attempt_id LIMIT 5000) RETURNING 1"
 )
+_FORGET_MISSES = Sql(
+    "DELETE FROM prefix_miss WHERE attempt_id IN (SELECT attempt_id FROM prefix_miss "
+    "WHERE at_ms < now_ms() - $1 ORDER BY at_ms LIMIT 5000) RETURNING 1"
+)
 _NOW = Sql("SELECT now_ms()")
 _attempt = msgspec.json.Decoder(Attempt)
 
@@ -68,6 +72,11 @@ def forget(older_than_ms: int) -> Tx[int]:
     now_ms: int = (yield Fetch(_NOW))[0][0]
     oldest_kept = new_id("att", max(0, now_ms - older_than_ms), bytes(RANDOM_BYTES))
     return len((yield Fetch(_FORGET, (oldest_kept,))))
+
+
+def forget_misses(older_than_ms: int) -> Tx[int]:
+    """Delete up to 5,000 explanations of attempts that old."""
+    return len((yield Fetch(_FORGET_MISSES, (older_than_ms,))))
 
 
 def _charge(amount_nano_usd: int) -> Outcome:

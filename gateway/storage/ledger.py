@@ -205,6 +205,10 @@ class SqlLedger:
         """Make the ledger's monthly partitions of Postgres for the months to come; nothing on SQLite.
 
         Raises `LedgerUnavailable`.
+    async def forget_misses(self, older_than_ms: int) -> int:
+        """Delete what was said about prompts longer ago than that. Returns how many."""
+        return await self._until_none(lambda: leases.forget_misses(older_than_ms))
+
         """
         try:
             await self._run_again(partial(ensure_partitions, self._database.postgres_dsn is not None))

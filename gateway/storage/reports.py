@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from gateway.core.errors import InvalidRequest
+from gateway.core.explanation import Explanation
 from gateway.storage.database import Database
 from gateway.storage.tables import TOKEN_COLUMNS, ledger
 from gateway.storage.transact import Fetch, Row, Sql, Tx
@@ -87,6 +90,42 @@ async def entries(
     for entry in dicts:
         entry["stream"] = bool(entry["stream"])  # SQLite has no booleans
     return dicts
+
+
+@dataclass(frozen=True, slots=True)
+class MissRow:
+    """Attempts of one group that read less from a cache than they could have, for one cause."""
+
+    group: tuple[str | int, ...]
+    cause: str
+    attempts: int
+    lost_tokens: int
+    lost_nano_usd: int
+
+
+async def misses(
+    database: Database,
+    *,
+    by: Sequence[str],
+    from_ms: int = 0,
+    to_ms: int = 2**62,
+    team_id: str = "",
+    key_id: str = "",
+    task_id: str = "",
+) -> list[MissRow]:
+    """Misses over [from, to), grouped by any of DIMENSIONS but "tier" and by their cause; the costliest first."""
+    unknown = [name for name in by if name not in DIMENSIONS or name == "tier"]
+    if unknown:
+        known = ", ".join(name for name in DIMENSIONS if name != "tier")
+        raise InvalidRequest(f"cannot group by {', '.join(unknown)}; choose from {known}", param="by")
+    found = await _fetch(database, Sql(_misses_sql(by)), from_ms, to_ms, team_id, key_id, task_id)
+    return [MissRow(tuple(row[: len(by)]), *row[len(by) :]) for row in found]
+
+
+async def explanations(database: Database, request_id: str) -> dict[str, Explanation]:
+    """Why the attempts of a request read less than they could have, by attempt id. A hit is not in there."""
+    rows = await _fetch(database, _EXPLANATIONS, request_id)
+    return {attempt_id: _explanation.decode(detail) for attempt_id, detail in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +206,20 @@ def _sum(expression: str) -> str:
     # Postgres sums BIGINT to NUMERIC, which would arrive as Decimal.
     return f"CAST(coalesce(sum({expression}), 0) AS BIGINT)"
 
+
+def _misses_sql(by: Sequence[str]) -> str:
+    columns = [f"at_ms / {_DAY_MS} * {_DAY_MS}" if name == "day" else DIMENSIONS[name] for name in by]
+    groups = ", ".join(str(i + 1) for i in range(len(by) + 1))
+    sums = ["cause", "count(*)", _sum("lost_tokens"), _sum("lost_nano_usd")]
+    return (
+        f"SELECT {', '.join(columns + sums)} FROM prefix_miss "  # noqa: S608
+        "WHERE at_ms >= $1 AND at_ms < $2 AND ($3 = '' OR team_id = $3) AND ($4 = '' OR key_id = $4) "
+        f"AND ($5 = '' OR task_id = $5) GROUP BY {groups} ORDER BY {len(by) + 4} DESC, {groups}"
+    )
+
+
+_EXPLANATIONS = Sql("SELECT attempt_id, detail FROM prefix_miss WHERE request_id = $1 ORDER BY at_ms")
+_explanation = msgspec.json.Decoder(Explanation)
 
 _ENTRIES = Sql(
     f"SELECT {', '.join(_ENTRY_COLUMNS)} FROM ledger "  # noqa: S608

@@ -270,6 +270,32 @@ ledger = Table(
     postgresql_partition_by="RANGE (at_ms)",
 )
 
+#: Why an attempt read less from its provider's cache than it could have (core/explanation.py); a hit has no row. Written
+#: with the ledger's entry, deleted after a while. `detail` is the whole explanation as JSON: kinds, indexes, lengths.
+prefix_miss = Table(
+    "prefix_miss",
+    metadata,
+    _id("attempt_id"),
+    _int("at_ms"),
+    _text("request_id"),
+    _text("tenant_id"),
+    _text("team_id"),
+    _text("key_id"),
+    _text("task_id"),
+    _text("model"),
+    _text("provider"),
+    _text("deployment"),
+    _text("client"),
+    _text("verdict"),
+    _text("cause"),
+    _int("lost_tokens"),
+    _int("lost_nano_usd"),
+    _text("detail"),
+    Index("ix_prefix_miss_request_id", "request_id"),
+    Index("ix_prefix_miss_task_id_at_ms", "task_id", "at_ms"),
+    Index("ix_prefix_miss_at_ms", "at_ms"),
+)
+
 #: What is reported by; every other column of usage_hour is a sum over the entries of one hour with these values.
 USAGE_KEYS = (
     "hour_ms",

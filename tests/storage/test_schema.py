@@ -79,7 +79,7 @@ async def test_the_migrations_build_the_tables_of_the_code(
         migrated, declared = server.url("from_migrations"), server.url("from_tables")
     else:
         migrated, declared = (f"sqlite:///{tmp_path / name}.db" for name in ("migrated", "declared"))
-    assert await migrate(migrated) == "0003"
+    assert await migrate(migrated) == "0004"
     await build_from_tables(declared, kind)
 
     assert await catalog(migrated, kind) == await catalog(declared, kind)
@@ -92,13 +92,13 @@ async def test_up_down_and_up_again(store: str) -> None:
 
     assert await migrate(store, "base") is None
     assert await catalog(store, kind) == ([], [])
-    assert set(await asyncio.gather(migrate(store), migrate(store, "head"))) == {"0003"}
+    assert set(await asyncio.gather(migrate(store), migrate(store, "head"))) == {"0004"}
     assert await catalog(store, kind) == first
     assert await migrate(store, "0001") == "0001"
     assert await migrate(store, "+1") == "0002"
     assert await migrate(store, "+1") == "0003"
     assert await migrate(store, "-1") == "0002"
-    assert await migrate(store, "0003") == "0003"
+    assert await migrate(store, "0004") == "0004"
     assert await catalog(store, kind) == first
     assert await migrate(store, "base") is None
 
@@ -136,7 +136,7 @@ async def test_a_schema_that_is_not_the_newest_is_refused_with_what_to_do(databa
     await check(database)
     await run(database, "UPDATE alembic_version SET version_num = '0000'")
     with pytest.raises(
-        SchemaMismatch, match=r"at revision 0000.*needs revision 0003; run: tollhouse migrate"
+        SchemaMismatch, match=r"at revision 0000.*needs revision 0004; run: tollhouse migrate"
     ):
         await check(database)
     await run(database, "DROP TABLE alembic_version")

@@ -1,0 +1,48 @@
+"""explain: why an attempt read less from its provider's cache than it could have; kept with its ledger entry."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from gateway.core.catalog import Deployment, Operation
+from gateway.core.entry import Attempt, Kind, Outcome
+from gateway.core.misses import rules_of
+from gateway.core.threads import Answered
+from gateway.core.usage import Quality
+from gateway.pipeline.exchange import Exchange, World
+
+_PROMPTS = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
+
+
+def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outcome:
+    """The outcome, with what is to be said about its prompt. Estimated usage says nothing about a cache."""
+    if outcome.kind is not Kind.POST or outcome.quality is not Quality.EXACT or x.operation not in _PROMPTS:
+        return outcome
+    deployment = next((d for d in x.route.candidates if d.name == attempt.deployment), None)
+    if deployment is None or not x.chain:
+        return outcome
+    signal = x.signal
+    miss = world.threads.answered(
+        attempt.task_id,
+        Answered(
+            attempt.request_id,
+            x.facts,
+            x.incoming.body,
+            x.chain,
+            f"{signal.purpose}/{signal.agent_id}" if signal.purpose or signal.agent_id else "",
+            f"{deployment.name}/{deployment.upstream_model}",
+            outcome.usage,
+            rules_of(world.cache_rules().find(rules_name(deployment), x.received_ms)),
+            world.prices().find(deployment.price, x.received_ms),
+            outcome.service_tier,
+            attempt.started_at_ms,
+        ),
+        world.clock.now_ms(),
+    )
+    return outcome if miss is None else replace(outcome, miss=miss)
+
+
+def rules_name(deployment: Deployment) -> str:
+    """Under which name the cache rules know it: "provider/model"."""
+    own = deployment.provider.cache_rules
+    return f"{own}/{deployment.upstream_model}" if own else deployment.price
