@@ -16,18 +16,7 @@ from gateway.core.prices import PriceBook
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
 from gateway.core.threads import Threads
-from gateway.ports import (
-    Clock,
-    Incoming,
-    KeyStore,
-    Ledger,
-    Limits,
-    Observer,
-    PrefixIndex,
-    Spawn,
-    TaskOwners,
-    Upstream,
-)
+from gateway.ports import Clock, Incoming, KeyStore, Ledger, Limits, Observer, PrefixIndex, Spawn, Upstream
 from gateway.telemetry.steps import Steps
 
 #: Answers larger than this are refused (an embedding batch of 2,048 x 3,072 floats is about 80 MB of JSON).
@@ -115,13 +104,11 @@ class World:
     verified: Verified = field(default_factory=Verified)
     watch: Watch = field(default_factory=Watch)
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
+    threads: Threads = field(default_factory=Threads)
+    cache_rules: Callable[[], CacheRules] = CacheRules
     #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
     alert: Callable[[str, str, Mapping[str, object]], None] = _nobody
 
-    threads: Threads = field(default_factory=Threads)
-    cache_rules: Callable[[], CacheRules] = CacheRules
-    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
-    outputs: Outputs = field(default_factory=Outputs)
 
 @dataclass(slots=True)
 class Exchange:
