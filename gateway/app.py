@@ -25,6 +25,7 @@ from gateway.alerts import Alerts
 from gateway.core import health
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.ids import RANDOM_BYTES, new_id
+from gateway.core.misses import Rules, rules_for
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
@@ -36,6 +37,8 @@ from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, SystemClock, open_database
 from gateway.storage.keys import SqlKeyStore
+from gateway.storage.explained import Explained
+from gateway.storage.journal import Journal
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.lockfile import ServingLock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
@@ -266,8 +269,8 @@ class App:
 
             self._traced.setdefault(attempt.request_id, []).append(TracedAttempt(attempt, outcome))
             while len(self._traced) > TRACED_MAX:
-                del self._traced[next(iter(self._traced))]
             cache_rules=lambda: settings.cache_rules,
+                del self._traced[next(iter(self._traced))]
 
     # --- listeners -----------------------------------------------------------------------------------------
 
@@ -323,12 +326,22 @@ class App:
                 status=status,
                 duration_s=duration_s,
                 first_token_s=done.first_token_s,
+            prefix=self._explained().request,
                 overhead_s=overhead_s,
             )
         if done.error:
             self.metrics.refusal(done.error)
         if self._tracing is not None:
             self._trace(self._tracing, done, status, duration_s)
+    def _explained(self) -> Explained:
+        return Explained(self.database, self._rules)
+
+    def _rules(self, deployment: str) -> Rules:
+        """What the cache of a deployment does."""
+        settings = self.settings
+        found = next((d for d in settings.catalog.deployments if d.name == deployment), None)
+        return rules_for(settings.cache_rules, found, self.clock.now_ms())
+
         write(
             {
                 "request_id": done.request_id,
@@ -399,6 +412,8 @@ class App:
 
 
 class Randomness:
+                prefix=self._explained().request,
+                misses=partial(reports.misses, self.database),
     """Random bytes for ids, fetched from the kernel a few hundred ids at a time."""
 
     def __init__(self) -> None:

@@ -300,11 +300,29 @@ def usage(
     until: Until = None,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; money in nano-dollars.")] = False,
+    misses: Annotated[
+        bool, typer.Option("--misses", help="What was not read from a cache, by cause, instead.")
+    ] = False,
 ) -> int:
     """What was used and what it cost."""
+    from gateway.commands import misses as missed
     from gateway.commands import usage
 
+    if misses:
+        return missed.misses(config, by, since, until, as_json=as_json, as_csv=as_csv)
     return usage.usage(config, by, since, until, as_json=as_json, as_csv=as_csv)
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="x-request-id of an answer.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Why a request was or was not read from its provider's cache, and what that cost."""
+    from gateway.commands import explain
+
+    return explain.explain(config, request_id, as_json)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from gateway.commands.findings import Finding, State, clock_skew
 from gateway.commands.output import OperatorError, dollars, nano_from_usd
 from gateway.commands.run import demo_settings
 from gateway.core import secrets
+from gateway.core.explanation import Cause, Explanation, Verdict
+from gateway.core.usage import Usage
 from gateway.settings import load
 from gateway.storage import schema
 from gateway.storage.accounts import Accounts
@@ -108,6 +110,7 @@ def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
         "doctor",
         "prices",
         "usage",
+        "explain",
         "keys",
         "teams",
         "budgets",
@@ -417,6 +420,84 @@ def test_usage_by_anything(used: Tollhouse) -> None:
         "task_b,1,0,0,500,1500,1000,100,1000,50,0,0,20,5",
     ]
     assert used("usage", "--since", "2026-10-01").out == "nothing was used in that time\n"
+
+
+@pytest.fixture
+def missed(migrated: Tollhouse, config: Path) -> tuple[Tollhouse, str, str]:
+    """A request whose tools were reordered, and one that was read from the cache."""
+    miss = Explanation(
+        Verdict.MISS,
+        Cause.TOOLS_REORDERED,
+        "tools",
+        1,
+        120,
+        "",
+        1_150,
+        0,
+        1_000,
+        1_000,
+        2_700_000,
+        "req_0",
+        9_500,
+    )
+    attempts = [worlds.attempt(), worlds.attempt()]
+
+    async def spend() -> None:
+        settings = load(config, {})
+        async with worlds.opened(settings.database_url, config.parent / "journal") as (ledger, _, accounts):
+            await accounts.ensure_defaults()
+            for attempt, said in zip(attempts, (miss, None), strict=True):
+                await worlds.reserve(ledger, attempt, 40_000_000)
+                usage = Usage(input_uncached=1_150) if said else Usage(50, 1_000, 100)
+                await ledger.settle(attempt, worlds.outcome(30_000_000, usage=usage, miss=said))
+
+    asyncio.run(spend())
+    return migrated, attempts[0].request_id, attempts[1].request_id
+
+
+def test_explain_says_why_a_prompt_was_not_read_from_the_cache(missed: tuple[Tollhouse, str, str]) -> None:
+    tollhouse, miss, hit = missed
+    assert tollhouse("explain", miss).out.splitlines() == [
+        "attempt 1 on sonnet-main: miss (tools reordered)",
+        "  why     the same tools came in another order, from place 1 on",
+        "  tokens  1,150 of input: 0 read from the cache, 0 written to it, 1,150 neither",
+        "  where   behind 120 bytes of prompt",
+        "  lost    1,000 tokens that could have been read: $0.0027",
+        "  saved   $0.06 against the same tokens without a cache",
+        "  before  req_0, answered 9.5 s earlier",
+        "  do      Send the tools in one fixed order, or let the gateway do so with cache level safe.",
+    ]
+    assert tollhouse("explain", hit).out.splitlines()[0] == "attempt 1 on sonnet-main: hit"
+    (attempt,) = tollhouse("explain", miss, "--json").json["attempts"]
+    assert (attempt["cause"], attempt["segment"], attempt["index"], attempt["offset_bytes"]) == (
+        "tools_reordered",
+        "tools",
+        1,
+        120,
+    )
+    assert tollhouse("explain", "req_none").status == 2
+    assert tollhouse("explain", "req_none").err == "there is no request req_none\n"
+
+
+def test_usage_shows_misses_by_cause_beside_what_was_saved(missed: tuple[Tollhouse, str, str]) -> None:
+    tollhouse, _, _ = missed
+    said = tollhouse("usage", "--misses", "--by", "team")
+    assert ["default", "tools reordered", "1", "1,000", "$0.0027"] in said.rows
+    assert ["default", "2", "$0.0027", "$0.12"] in said.rows
+    assert tollhouse("usage", "--misses", "--by", "task", "--json").json == [
+        {
+            "task": "task_a",
+            "attempts": 2,
+            "saved_nano_usd": 120_000_000,
+            "lost_nano_usd": 2_700_000,
+            "misses": [
+                {"cause": "tools_reordered", "attempts": 1, "lost_tokens": 1_000, "lost_nano_usd": 2_700_000}
+            ],
+        }
+    ]
+    csv = tollhouse("usage", "--misses", "--by", "model", "--csv").out.splitlines()
+    assert csv == ["model,cause,attempts,lost_tokens,lost_nano_usd", "sonnet,tools_reordered,1,1000,2700000"]
+    assert "cannot group by tier" in tollhouse("usage", "--misses", "--by", "tier").err
 
 
 def test_a_task_is_found_by_the_name_its_client_gave_it(used: Tollhouse) -> None:

@@ -106,6 +106,25 @@ class UsageRow(Protocol):
     def tokens(self) -> Mapping[str, int]: ...
 
 
+class MissRow(Protocol):
+    """Attempts of a group that read less from a cache than they could have, for one cause."""
+
+    @property
+    def group(self) -> tuple[str | int, ...]: ...
+
+    @property
+    def cause(self) -> str: ...
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def lost_tokens(self) -> int: ...
+
+    @property
+    def lost_nano_usd(self) -> int: ...
+
+
 class Accounts(Protocol):
     """Keys, teams, budgets, tasks. Changes write their audit row; `NotFound`, `InvalidRequest`, `Unavailable`."""
 
@@ -165,6 +184,20 @@ class Entries(Protocol):
         ...
 
 
+class Prefix(Protocol):
+    async def __call__(self, request_id: str) -> Mapping[str, Any]:
+        """How one request fared with its provider's cache; `NotFound` if there is none of that id."""
+        ...
+
+
+class Misses(Protocol):
+    async def __call__(
+        self, *, by: Sequence[str], from_ms: int, to_ms: int, team_id: str, key_id: str, task_id: str
+    ) -> Sequence[MissRow]:
+        """Misses over [from, to) by these keys and their cause; `InvalidRequest` for an unknown one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AdminDeps:
     """Everything from outside, chosen by `app.py`."""
@@ -181,6 +214,8 @@ class AdminDeps:
     team: Callable[..., Any]
     usage: Usage
     entries: Entries
+    prefix: Prefix
+    misses: Misses
     pepper: bytes
     catalog: Callable[[], Catalog]
     #: deployment name -> "closed" (in use), "open" (ejected), "cooling", "half_open", "probing"

@@ -22,6 +22,7 @@ from gateway.admin.schemas import (
     UsageOut,
     budget_out,
     entry_out,
+    miss_out,
 )
 
 PAGE = 100
@@ -166,6 +167,25 @@ async def get_request(call: Call) -> Reply:
     return Reply({"request_id": request_id, "entries": [entry_out(row) for row in rows]})
 
 
+async def get_prefix(call: Call) -> Reply:
+    """Whether a request was read from its provider's cache, attempt by attempt, and why not."""
+    return Reply(await call.deps.prefix(call.path["request_id"]))
+
+
+async def misses(call: Call) -> Reply:
+    """What was lost over [since, until) by prompts that were not read from a cache, by the keys in `by` and the cause."""
+    by = tuple(part.strip() for part in call.query.get("by", "team").split(",") if part.strip())
+    rows = await call.deps.misses(
+        by=by,
+        from_ms=_moment(call, "since") or 0,
+        to_ms=_moment(call, "until") or _END_OF_TIME_MS,
+        team_id=call.query.get("team_id", ""),
+        key_id=call.query.get("key_id", ""),
+        task_id=call.query.get("task_id", ""),
+    )
+    return _page([miss_out(by, row) for row in rows])
+
+
 async def get_catalog(call: Call) -> Reply:
     health = call.deps.health()
     catalog = call.deps.catalog()
@@ -186,6 +206,8 @@ ROUTES: tuple[tuple[str, str, Resource], ...] = (
     ("GET", "/tasks", list_tasks),
     ("GET", "/tasks/{task_id}", get_task),
     ("GET", "/requests/{request_id}", get_request),
+    ("GET", "/requests/{request_id}/prefix", get_prefix),
+    ("GET", "/misses", misses),
     ("GET", "/catalog", get_catalog),
 )
 

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.admin.ports import TaskRow, TeamRow, UsageRow
+from gateway.admin.ports import MissRow, TaskRow, TeamRow, UsageRow
 from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, Budget, BudgetMode, OnExceed
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Unit
@@ -358,6 +358,18 @@ class UsageOut(Out):
             list_cost_usd=row.list_cost_nano_usd,
             tokens=dict(row.tokens),
         )
+
+
+def miss_out(by: Sequence[str], row: MissRow) -> dict[str, Any]:
+    """Misses of one group for one cause."""
+    values = [_date(value) if isinstance(value, int) else value for value in row.group]
+    return {
+        "group": dict(zip(by, values, strict=True)),
+        "cause": row.cause,
+        "attempts": row.attempts,
+        "lost_tokens": row.lost_tokens,
+        "lost_usd": usd_text(row.lost_nano_usd),
+    }
 
 
 def _date(ms: int) -> str:

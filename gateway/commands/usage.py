@@ -18,9 +18,7 @@ _FOR_EVER_MS = 2**52
 def usage(
     path: Path | None, by: str, since: str | None, until: str | None, *, as_json: bool, as_csv: bool
 ) -> int:
-    names = [word.strip() for word in by.split(",") if word.strip()]
-    from_ms = 0 if since is None else ms_from_day(since)
-    to_ms = _FOR_EVER_MS if until is None else ms_from_day(until)
+    names, from_ms, to_ms = asked(by, since, until)
     rows = at_desk(path, lambda desk: reports.usage(desk.database, by=names, from_ms=from_ms, to_ms=to_ms))
     if as_json:
         print_json([document(names, row) for row in rows])
@@ -33,10 +31,17 @@ def usage(
     return 0
 
 
+def asked(by: str, since: str | None, until: str | None) -> tuple[list[str], int, int]:
+    """(what to group by, from, to) in milliseconds."""
+    names = [word.strip() for word in by.split(",") if word.strip()]
+    from_ms = 0 if since is None else ms_from_day(since)
+    return names, from_ms, _FOR_EVER_MS if until is None else ms_from_day(until)
+
+
 def document(names: list[str], row: UsageRow) -> dict[str, Any]:
     """One group, flat, for JSON and CSV."""
     return {
-        **dict(zip(names, map(_value, names, row.group), strict=True)),
+        **dict(zip(names, map(shown, names, row.group), strict=True)),
         "attempts": row.attempts,
         "errors": row.errors,
         "retries": row.retries,
@@ -52,7 +57,7 @@ def _print(names: list[str], rows: list[UsageRow]) -> None:
         [*names, "attempts>", "errors>", "input>", "cached>", "output>", "cost>", "saved by caching>"],
         [
             [
-                *map(_value, names, row.group),
+                *map(shown, names, row.group),
                 f"{row.attempts:,}",
                 f"{row.errors:,}",
                 f"{input_total(row.tokens):,}",
@@ -69,5 +74,6 @@ def _print(names: list[str], rows: list[UsageRow]) -> None:
     )
 
 
-def _value(name: str, value: str | int) -> str:
+def shown(name: str, value: str | int) -> str:
+    """A group's value for people and programs."""
     return moment(int(value))[:10] if name == "day" else str(value)

@@ -17,7 +17,8 @@ import msgspec
 import xxhash
 
 from gateway.core import prices
-from gateway.core.cache_rules import CacheRule, LookbackUnit, Style
+from gateway.core.cache_rules import CacheRule, CacheRules, LookbackUnit, Style
+from gateway.core.catalog import Deployment
 from gateway.core.dialects.facts import Facts, Segment
 from gateway.core.explanation import Cause, Explanation, Verdict
 from gateway.core.prefix import digest, is_system
@@ -59,6 +60,14 @@ def rules_of(rule: CacheRule | None) -> Rules:
         None if life_s is None else life_s * 1_000,
         rule.lookback if counts_blocks else None,
     )
+
+
+def rules_for(known: CacheRules, deployment: Deployment | None, now_ms: int) -> Rules:
+    """Of a deployment; None = it is no longer there."""
+    if deployment is None:
+        return _UNKNOWN
+    own = deployment.provider.cache_rules
+    return rules_of(known.find(f"{own}/{deployment.upstream_model}" if own else deployment.price, now_ms))
 
 
 class Prior(msgspec.Struct, frozen=True):

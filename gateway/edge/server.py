@@ -8,7 +8,7 @@ then bills is settled by the pipeline in a task of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
@@ -29,7 +29,7 @@ from gateway.core.errors import (
     UnsupportedMedia,
     UpgradeRequired,
 )
-from gateway.core.identity import Caller
+from gateway.core.identity import Caller, KeyRecord
 from gateway.edge import errors
 from gateway.edge.live import LiveStreams, SilentConnections
 from gateway.edge.tasks import TASK_BODY_BYTES_MAX, TaskDesk, answer_task
@@ -53,6 +53,12 @@ class Gateway(Protocol):
     def offers(self, caller: Caller, model: str) -> bool: ...
 
     async def serve(self, incoming: Incoming, steps: Steps) -> Answer: ...
+
+
+class Explain(Protocol):
+    async def __call__(self, request_id: str, key: KeyRecord) -> Mapping[str, object]:
+        """How one request of that key fared with its provider's cache; `NotFound` for one of anybody else."""
+        ...
 
 
 @dataclass(slots=True)
@@ -100,9 +106,11 @@ class Edge:
         on_done: Callable[[Done], None],
         on_fault: Callable[[str, BaseException], None],
         tasks: TaskDesk | None = None,
+        prefix: Explain | None = None,
     ) -> None:
         self._gateway = gateway
         self._tasks = tasks
+        self._explain = prefix
         self._options = options
         self._monotonic = monotonic
         self._new_request_id = new_request_id
@@ -221,6 +229,8 @@ class Edge:
         done.key_id = caller.key_id
         if target.kind == "task":
             return await self._task(request, target, caller, done)
+        if target.kind == "prefix":
+            return await self._explained(target, caller, done)
         if target.operation is None:
             return self._models(target, caller, done)
         done.operation = target.operation.value
@@ -344,6 +354,13 @@ class Edge:
         written = msgspec.json.encode(doc)
         done.bytes_out = len(written)
         return Whole(status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], written)
+
+    async def _explained(self, target: Target, caller: Caller, done: Done) -> web.StreamResponse:
+        if self._explain is None:
+            raise NotFound("nothing is kept about requests here")
+        body = msgspec.json.encode(await self._explain(target.name, caller.key))
+        done.status, done.bytes_out = HTTPStatus.OK, len(body)
+        return Whole(done.status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], body)
 
     def _models(self, target: Target, caller: Caller, done: Done) -> web.StreamResponse:
         """One shape that both vendors' SDKs read: OpenAI's members beside Anthropic's."""

@@ -25,11 +25,11 @@ class Target:
     `dialect` is how errors are written: "openai", "responses" or "anthropic".
     """
 
-    kind: str  # "call" | "models" | "model" | "task" | "probe" | "none"
+    kind: str  # "call" | "models" | "model" | "task" | "prefix" | "probe" | "none"
     dialect: str
     methods: tuple[str, ...] = ()
     operation: Operation | None = None
-    name: str = ""  # the model's name, the task that is looked at, or the probe's path
+    name: str = ""  # the model's name, the task or request that is looked at, or the probe's path
     task: str | None = None
     verb: str = ""  # of a task: "declare" | "show" | "budgets" | "outcome" | "done"
 
@@ -63,6 +63,8 @@ def resolve(path: str, anthropic_hint: bool) -> Target:
             return Target("task", "openai", ("GET", "HEAD"), name=unquote(name), task=task, verb="show")
         if name and verb in _TASK_VERBS:
             return Target("task", "openai", ("POST",), name=unquote(name), task=task, verb=verb)
+    if path.startswith("/requests/") and path.endswith("/prefix") and path.count("/") == 3:
+        return Target("prefix", "openai", ("GET", "HEAD"), name=unquote(path[10:-7]), task=task)
     if path in _PROBES:
         return Target("probe", dialect, ("GET", "HEAD"), name=path, task=task)
     return Target("none", dialect, task=task)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gateway.core.catalog import Deployment, Operation
+from gateway.core.catalog import Operation
 from gateway.core.entry import Attempt, Kind, Outcome
-from gateway.core.misses import rules_of
+from gateway.core.misses import rules_for
 from gateway.core.threads import Answered
 from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, World
@@ -32,7 +32,7 @@ def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> 
             f"{signal.purpose}/{signal.agent_id}" if signal.purpose or signal.agent_id else "",
             f"{deployment.name}/{deployment.upstream_model}",
             outcome.usage,
-            rules_of(world.cache_rules().find(rules_name(deployment), x.received_ms)),
+            rules_for(world.cache_rules(), deployment, x.received_ms),
             world.prices().find(deployment.price, x.received_ms),
             outcome.service_tier,
             attempt.started_at_ms,
@@ -40,9 +40,3 @@ def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> 
         world.clock.now_ms(),
     )
     return outcome if miss is None else replace(outcome, miss=miss)
-
-
-def rules_name(deployment: Deployment) -> str:
-    """Under which name the cache rules know it: "provider/model"."""
-    own = deployment.provider.cache_rules
-    return f"{own}/{deployment.upstream_model}" if own else deployment.price

@@ -13,9 +13,11 @@ import aiohttp
 
 from gateway.admin.server import AdminDeps, AdminServer
 from gateway.core.catalog import Catalog, Deployment, Operation, Provider, Tier, Wire
+from gateway.core.misses import Rules
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, open_database
+from gateway.storage.explained import Explained
 from gateway.storage.transact import Fetch, Row, Sql, Tx
 
 ADMIN_KEY = "admin-key-of-the-tests"
@@ -80,6 +82,8 @@ async def office(folder: Path) -> AsyncIterator[Office]:
         team=Team,
         usage=partial(reports.usage, database),
         entries=partial(reports.entries, database),
+        prefix=Explained(database, lambda _: Rules()).request,
+        misses=partial(reports.misses, database),
         pepper=PEPPER,
         catalog=lambda: CATALOG,
         health=lambda: {"mini-eu": "open"},

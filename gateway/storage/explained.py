@@ -1,0 +1,49 @@
+"""Why a request was or was not read from its provider's cache, for whoever may know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.core.errors import NotFound
+from gateway.core.identity import KeyRecord
+from gateway.core.misses import Rules
+from gateway.core.prefix_report import attempt_report
+from gateway.storage import reports
+from gateway.storage.database import Database
+
+_ID_CHARS_MAX = 200
+
+
+class Explained:
+    """`rules` of a deployment, by its name. Raises `Unavailable` when the store is down."""
+
+    def __init__(self, database: Database, rules: Callable[[str], Rules]) -> None:
+        self._database = database
+        self._rules = rules
+
+    async def request(self, request_id: str, key: KeyRecord | None = None) -> dict[str, Any]:
+        """One request, attempt by attempt. With a key only its own, with that of a task only the task's and its
+        children's: of all others `NotFound`, whether they exist or not.
+        """
+        entries: list[dict[str, Any]] = []
+        if 0 < len(request_id) <= _ID_CHARS_MAX and request_id.isprintable():
+            entries = await reports.entries(self._database, request_id=request_id)
+        entries = [e for e in entries if e["kind"] != "correct" and (key is None or _is_own(e, key))]
+        if not entries:
+            raise NotFound(f"there is no request {request_id[:_ID_CHARS_MAX]}")
+        misses = await reports.explanations(self._database, request_id)
+        return {
+            "object": "request.prefix",
+            "request_id": request_id,
+            "task_id": entries[0]["task_id"],
+            "attempts": [
+                attempt_report(e, misses.get(e["attempt_id"]), self._rules(e["deployment"])) for e in entries
+            ],
+        }
+
+
+def _is_own(entry: dict[str, Any], key: KeyRecord) -> bool:
+    if entry["key_id"] != (key.declared_by or key.key_id):
+        return False
+    return key.task_id is None or key.task_id in (entry["task_id"], entry["parent_task_id"])
