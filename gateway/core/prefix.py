@@ -144,7 +144,11 @@ def digest(segment: Segment) -> bytes:
 
 def is_system(segment: Segment) -> bool:
     """A message of the system or developer role."""
-    return segment.kind == "message" and _is_system(segment.raw)
+    # Codex writes an id of 40 characters in front of the role. Inside of strings the quotes would be escaped.
+    raw = segment.raw
+    return segment.kind == "message" and (
+        _is_system(raw) or _SYSTEM_ROLE.search(raw[: 4 * _ROLE_REACH]) is not None
+    )
 
 
 def _canonical(raw: bytes) -> bytes:

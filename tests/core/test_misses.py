@@ -12,6 +12,7 @@ import pytest
 
 from gateway.core import dialects
 from gateway.core.catalog import Operation
+from gateway.core.clients import recognise
 from gateway.core.explanation import Cause, Explanation, Verdict, advice
 from gateway.core.misses import Rules
 from gateway.core.prefix import anchor, chain
@@ -312,6 +313,51 @@ def test_second_turns_of_real_clients_differ_in_nothing_that_is_cached(first: st
         said.append(threads.answered("t", a, 10_000 * n + 2))
     # nothing in the prompt has changed, so it is the provider's doing that nothing was read
     assert [s and s.cause for s in said] == [Cause.FIRST_OF_ITS_KIND, Cause.PROVIDER_SIDE]
+
+
+#: Requests of one captured session each, and what nothing but their prompts would tell of each if none was read.
+SESSIONS = {
+    "claude-code": {
+        "01-first-turn": Cause.FIRST_OF_ITS_KIND,
+        "02-second-turn": Cause.PROVIDER_SIDE,
+        "03-subagent": Cause.FIRST_OF_ITS_KIND,
+        "04-tui-title": Cause.FIRST_OF_ITS_KIND,
+        "05-tui-turn": Cause.FIRST_OF_ITS_KIND,
+        "06-tui-compact": Cause.PROVIDER_SIDE,  # it goes on with the turn before, as it should
+    },
+    "codex": {
+        "01-first-turn": Cause.FIRST_OF_ITS_KIND,
+        "02-second-turn": Cause.PROVIDER_SIDE,
+        "04-compaction": Cause.FIRST_OF_ITS_KIND,
+        "05-after-compaction": Cause.FIRST_OF_ITS_KIND,
+    },
+    "opencode": {
+        "01-title": Cause.FIRST_OF_ITS_KIND,
+        "02-chat-first-turn": Cause.FIRST_OF_ITS_KIND,
+        "03-chat-second-turn": Cause.PROVIDER_SIDE,
+        "06-subagent": Cause.FIRST_OF_ITS_KIND,
+    },
+}
+
+
+@pytest.mark.parametrize("client", SESSIONS if FACTS else [])
+def test_the_threads_of_real_sessions_are_told_apart(client: str) -> None:
+    threads = Threads()
+    said: dict[str, Cause | None] = {}
+    for n, r in enumerate(r for r in captured() if r.name.split("/")[0] == client):
+        name = r.name.split("/")[1]
+        if name not in SESSIONS[client]:
+            continue
+        facts, body = FACTS[r.name]
+        headers = {key.lower(): value for key, value in r.headers}
+        signal = recognise(headers, facts.session_hints, None, facts.tool_count)
+        kind = f"{signal.purpose}/{signal.agent_id}" if signal.purpose or signal.agent_id else ""
+        links = chain(facts.segments)[: anchor(facts.segments)]
+        usage = Usage(10, 0, 5_000)
+        a = Answered(name, facts, body, links, kind, "p/m", usage, EXPLICIT, ROW, "", 10_000 * (n + 1))
+        explanation = threads.answered(signal.external_id.split("/")[0], a, 10_000 * (n + 1) + 1)
+        said[name] = None if explanation is None else explanation.cause
+    assert said == SESSIONS[client]
 
 
 def test_explanations_survive_json() -> None:
