@@ -147,6 +147,7 @@ def test_check_shows_every_problem_with_its_line(tollhouse: Tollhouse, config: P
         "key": "workers",
         "message": "must be from 1 to 256, not 0",
         "hint": "",
+        "column": 0,
     }
 
 

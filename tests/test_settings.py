@@ -301,6 +301,73 @@ rules:
     )
 
 
+def test_a_mistake_in_a_rule_is_placed_however_it_is_written(read: Read) -> None:
+    text = """rules:
+  - {name: a, tier: standard, when: task.steps > 3}
+  - {name: b, tier: standard, when: 'request.client == ''pi'' && task.steps > 3'}
+  - {name: c, tier: standard, when: "request.client == \\"pi\\" && task.steps > 3"}
+  - name: d
+    tier: standard
+    when: |
+      request.stream &&
+        task.steps > 3
+  - name: e
+    tier: standard
+    when: >-
+      request.stream
+      && task.steps > 3
+  - name: f
+    tier: standard
+    when: request.stream &&
+      task.steps > 3
+"""
+    found = [line.split(" ")[0] for line in problems(read, text, {"OPENAI_API_KEY": "k"})]
+    assert found == ["2:42:", "3:71:", "4:71:", "9:14:", "14:15:", "18:12:"]
+
+
+OWN = """providers:
+  x: {base_url: "http://h/v1", deployments: [{model: big, tier: fast, price: none}, {model: tiny, tier: small, price: none}]}
+"""
+VIRTUAL = f"""{OWN}
+virtual_models:
+  coder:
+    rules:
+      - {{name: short, when: request.context_tokens < 1000, tier: small}}
+      - {{name: images, when: request.has_images, model: looker}}
+    otherwise: fast
+  looker: {{otherwise: big}}
+"""
+
+
+def test_virtual_models_have_rules_of_their_own(read: Read) -> None:
+    virtual = read(VIRTUAL).routing.virtual
+    assert [(name, [r.text.target for r in rules.rules]) for name, rules in virtual.items()] == [
+        ("coder", ["small", "looker"]),
+        ("looker", []),
+    ]
+    assert (virtual["coder"].default_tier, virtual["looker"].default_model) == (Tier.FAST, "big")
+
+
+def test_virtual_models_that_lead_nowhere_or_back_are_problems(read: Read) -> None:
+    text = f"""{OWN}
+virtual_models:
+  a: {{otherwise: b}}
+  b: {{rules: [{{name: r, model: a}}], otherwise: big}}
+  c: {{otherwise: c}}
+  fast: {{otherwise: big}}
+  big: {{otherwise: fast}}
+  d: {{otherwise: bigg, rules: [{{name: r, model: big, tier: fast}}]}}
+"""
+    assert problems(read, text) == [
+        "5: virtual_models.a: leads back to itself: a -> b -> a",
+        "7: virtual_models.c: leads back to itself: c -> c",
+        "8: virtual_models.fast: 'fast' is one of the gateway's own names already",
+        "9: virtual_models.big: 'big' is a model already",
+        "10: virtual_models.d.otherwise: there is no model 'bigg' (`tollhouse check` of a sound file lists them)",
+        "10: virtual_models.d.rules[0].model: a rule leads to a tier or to a model, not to both",
+    ]
+
+
 def test_auto_goes_to_the_tier_that_there_is(read: Read) -> None:
     own = "providers: {x: {base_url: 'http://h/v1', deployments: [{model: m, tier: small, price: none}]}}"
     assert read(own).catalog.default_tier is Tier.SMALL
@@ -469,10 +536,10 @@ budgets:
         "2: rules[0].tier: no deployment is in tier small (give one of them `tier: small`)",
         "3: rules[1].when: another rule has the same name",
         "4: rules[2].tier: is required (one of fast, standard, small)",
-        "4: rules[2].when: task has no 'steps'; it has age_s, budget_used, interactive, repeats, spent_usd, step, "
-        "tool_errors (column 6)",
-        "5: rules[3].when: must be true or false, not 1",
-        "7: rules[5].when: can never match, because rule 'd' before it always does",
+        "4:26: rules[2].when: task has no 'steps'; it has age_s, budget_used, interactive, reading, repeats, "
+        "spent_usd, step, tool_errors",
+        "5:37: rules[3].when: must be true or false, not int",
+        "7: rules[5].when: can never match, because rule 'a' before it matches whenever it would",
         "9: teams.one.tenant: there is no tenant 'nowhere' (list it under `tenants:`)",
         "9: teams.one.models: no deployment serves 'none-such'",
         '9: teams.one.budget.limit_usd: is required (for example "50")',

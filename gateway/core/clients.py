@@ -95,6 +95,8 @@ _TITLES = {
 }
 #: All labels that `Signal.client` can have: safe as a metric's label.
 CLIENTS = frozenset({*(label for _, label in _USER_AGENTS), *_TITLES.values(), "pi", "other"})
+#: All values of `Signal.purpose`.
+PURPOSES = frozenset({"", "title", "compaction", "subagent"})
 
 #: Labels of libraries: an agent on top of one may still say who it is.
 _LIBRARIES = frozenset(

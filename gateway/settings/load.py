@@ -18,7 +18,6 @@ from gateway.core.catalog import Catalog, Deployment, Tier
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
-from gateway.core.rules import Caps, RuleError, RuleSet, RuleText
 from gateway.core.windows import parse_window
 from gateway.settings.breakers import read_breakers
 from gateway.settings.cache_rules import read_cache_rules
@@ -27,9 +26,7 @@ from gateway.settings.model import (
     BudgetSpec,
     ConfigError,
     LogLevel,
-    Mode,
     Problem,
-    Routing,
     Secret,
     Settings,
     TeamSpec,
@@ -38,6 +35,7 @@ from gateway.settings.model import (
     WebhookSpec,
 )
 from gateway.settings.providers import Shipped, read_known, read_providers
+from gateway.settings.rules import read_routing
 from gateway.settings.section import Section
 from gateway.settings.yaml_marks import LOADER, parse
 
@@ -157,7 +155,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         catalog=catalog,
         credentials=found.credentials,
         prices=lists.book.merged(found.own_prices.values()),
-        routing=_routing(root, catalog),
+        routing=read_routing(root, catalog),
         tenants=root.texts("tenants") or ("default",),
         teams=teams,
         budgets=budgets,
@@ -261,37 +259,6 @@ def _secret(root: Section, key: str, from_environment: str) -> Secret | None:
     if value and len(value) < _SHORTEST_SECRET:
         root.wrong(key, f"must have at least {_SHORTEST_SECRET} characters", "openssl rand -hex 32")
     return Secret(value) if value else None
-
-
-def _routing(root: Section, catalog: Catalog) -> Routing:
-    mode = root.choice("mode", Mode, Mode.ACTIVE)
-    rules: list[RuleText] = []
-    for item in root.sections("rules"):
-        tier = item.optional_choice("tier", Tier)
-        if "tier" not in item:
-            item.wrong("tier", "is required", f"one of {', '.join(Tier)}")
-        elif tier and tier not in catalog.by_tier:
-            item.wrong("tier", f"no deployment is in tier {tier}", f"give one of them `tier: {tier}`")
-        caps = Caps(
-            item.optional_integer("max_output_tokens", 1, _MOST),
-            item.text("reasoning_effort") or None,
-            item.text("service_tier") or None,
-        )
-        rule = RuleText(
-            item.required("name"), item.text("when", "true"), tier or Tier.STANDARD, caps, item.text("why")
-        )
-        item.done()
-        # Alone, for its own faults, and after the sound ones before it, for what only the order makes wrong.
-        for together in ([rule], [*rules, rule]):
-            try:
-                RuleSet.compile(together)
-            except RuleError as error:
-                where = f" (column {error.column})" if error.column else ""
-                item.wrong("when" if "when" in item else "", f"{error.message}{where}")
-                break
-        else:
-            rules.append(rule)
-    return Routing(mode, RuleSet.compile(rules, catalog.default_tier))
 
 
 def _teams(root: Section, catalog: Catalog) -> tuple[tuple[TeamSpec, ...], tuple[BudgetSpec, ...]]:

@@ -48,9 +48,11 @@ class Problem:
     key: str  # dotted path: "providers.local.deployments[0].price"
     message: str
     hint: str = ""
+    column: int = 0  # counts from 1; 0 = the line as a whole
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
+        where += f":{self.column}" if self.column else ""
         key = f" {self.key}:" if self.key else ""
         hint = f" ({self.hint})" if self.hint else ""
         return f"{where}:{key} {self.message}{hint}"
@@ -107,6 +109,8 @@ class Routing:
 
     mode: Mode = Mode.ACTIVE
     rules: RuleSet = field(default_factory=RuleSet)
+    #: names that clients may ask for in place of a model, each with rules of its own
+    virtual: Mapping[str, RuleSet] = field(default_factory=dict)
 
     @property
     def texts(self) -> tuple[RuleText, ...]:

@@ -61,6 +61,11 @@ class Section:
         line = self._entries[key].line if key in self._entries else self.node.line
         self._problems.append(Problem(self.file, line, self.at(key), message, hint))
 
+    def wrong_at(self, key: str, offset: int, message: str, hint: str = "") -> None:
+        """The character at `offset` of the text below `key` is where it goes wrong."""
+        line, column = self._entries[key].located(offset)
+        self._problems.append(Problem(self.file, line, self.at(key), message, hint, column))
+
     def done(self) -> None:
         for key in self._entries:
             if key not in self._asked:

@@ -21,12 +21,51 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A scalar as it stands in the file, quotes and block marks included, and where that begins (counted from 0)."""
+
+    text: str
+    line: int
+    column: int
+    style: str  # "", "'", '"', "|" or ">"
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A value and its place. Text for scalars (None = null or empty), a list, or a mapping by key."""
 
     value: str | list[Node] | dict[str, Node] | None
     line: int
     unresolved: bool = False  # names a variable that is not set, which is reported already
+    written: Written | None = None
+
+    def located(self, offset: int) -> tuple[int, int]:
+        """Line and column in the file, counted from 1, of the character at `offset` of the value.
+
+        YAML folds lines and drops indentation, but never a printing character: so those are counted.
+        """
+        if self.written is None or not isinstance(self.value, str):
+            return self.line, 0
+        wanted = len("".join(self.value[:offset].split()))
+        line, column = self.written.line, self.written.column
+        style, text = self.written.style, self.written.text
+        header = text.find("\n") if style in "|>" and style else len(style) - 1
+        escape = {"'": "''", '"': "\\"}.get(style, "")
+        at = 0
+        while at < len(text):
+            character = text[at]
+            if at > header:
+                if escape and text.startswith(escape, at):
+                    at += 1
+                    column += 1
+                    character = text[at : at + 1]
+                if not character.isspace():
+                    if not wanted:
+                        break
+                    wanted -= 1
+            line, column = (line + 1, 0) if character == "\n" else (line, column + 1)
+            at += 1
+        return line + 1, column + 1
 
     @property
     def kind(self) -> str:
@@ -51,7 +90,7 @@ def parse(text: str, file: str, env: Mapping[str, str], problems: list[Problem])
         return Node({}, 1)
     if root is None:
         return Node({}, 1)
-    node = _Reader(file, env, problems).read(root, "", ())
+    node = _Reader(text, file, env, problems).read(root, "", ())
     if isinstance(node.value, dict):
         return node
     problems.append(Problem(file, node.line, "", f"the file must hold a mapping, not {node.kind}"))
@@ -59,7 +98,8 @@ def parse(text: str, file: str, env: Mapping[str, str], problems: list[Problem])
 
 
 class _Reader:
-    def __init__(self, file: str, env: Mapping[str, str], problems: list[Problem]) -> None:
+    def __init__(self, text: str, file: str, env: Mapping[str, str], problems: list[Problem]) -> None:
+        self._lines = text.split("\n")
         self._file, self._env, self._problems = file, env, problems
 
     def _wrong(self, line: int, key: str, message: str, hint: str = "") -> None:
@@ -93,7 +133,7 @@ class _Reader:
                 continue
             value = self.read(value_node, full, above)
             # The key's line, not the value's: a block value starts one line below its key.
-            out[key] = Node(value.value, line, value.unresolved)
+            out[key] = Node(value.value, line, value.unresolved, value.written)
         return out
 
     def _scalar(self, node: yaml.ScalarNode, path: str, line: int) -> Node:
@@ -119,8 +159,17 @@ class _Reader:
                 return ""
             return default
 
+        written = self._written(node)
         if not _REFERENCE.search(text):
-            return Node(text, line)
+            return Node(text, line, written=written)
         resolved = _REFERENCE.sub(resolve, text)
         # A reference that yields nothing means "not set", so that an optional secret may simply be absent.
-        return Node(None if missing else resolved or None, line, missing)
+        return Node(None if missing else resolved or None, line, missing, written)
+
+    def _written(self, node: yaml.ScalarNode) -> Written:
+        start, end = node.start_mark, node.end_mark
+        lines = self._lines[start.line : end.line + 1]
+        if lines:
+            lines[-1] = lines[-1][: end.column] if end.line < len(self._lines) else lines[-1]
+            lines[0] = lines[0][start.column :]
+        return Written("\n".join(lines), start.line, start.column, node.style or "")

@@ -17,6 +17,7 @@ from gateway.core.rules import (
     RuleText,
     TaskFacts,
     TimeFacts,
+    Verdict,
     Warmth,
 )
 
@@ -98,11 +99,18 @@ def test_a_rule_that_fails_does_not_match_and_is_named() -> None:
         ("request.modle == 'gpt'", "request has no 'modle'; it has client, context_tokens,", 9),
         ("task.step > 3 && reqest.stream", "there is no 'reqest'; there are cache, key, request,", 18),
         ("'request.modle' == request.model && time.day == 1", "time has no 'day'", 42),
-        ("cache.fast.tokens > 3", "there is no field 'tokens'", None),
-        ("request.model > 3", "can never match: No such overload", None),
+        ("cache.fast.tokens > 3", "cache.fast has no 'tokens'; it has expires_in_s, warm_tokens", 12),
+        ("cache.fast > 3", "cache.fast has members: expires_in_s, warm_tokens", 1),
+        ("request.model > 3", "can never match: string > int", 17),
+        ("task.spent_usd + 1 > 3.0", "can never match: double + int; write double(...) around the int", 16),
+        ("request.model.size > 3", "a string has no members", 15),
+        ("task.step > 3 && request.tools", "&& needs true or false on both sides, not int", 18),
         ("cheap(request.model)", "can never match: Undefined variable or function: 'cheap'", None),
-        ("request.context_tokens", "must be true or false, not 0", None),
-        ("1 > 2", "can never match: it is always false", None),
+        ("request.context_tokens", "must be true or false, not int", 1),
+        ("1 > 2", "can never match: it is always false", 1),
+        ("task.step > 5 && task.step < 6", "can never match: it asks for what cannot be", 1),
+        ("task.budget_used > 1", "can never match: it asks for what cannot be", 1),
+        ("request.client == 'codecs'", "can never match: it asks for what cannot be", 1),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused_with_its_place(
@@ -125,3 +133,68 @@ def test_rules_that_can_never_be_reached_are_refused() -> None:
         RuleSet.compile([always, more])
     with pytest.raises(RuleError, match="rule 'more': another rule has the same name"):
         RuleSet.compile([more, more])
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        (["task.step > 3"], "task.step > 3"),
+        (["task.step > 3"], "task.step >= 4 && request.stream"),
+        (["request.tools == 0"], "!(request.tools != 0)"),
+        (["request.client in ['codex', 'pi']"], "request.client == 'pi' && task.step == 1"),
+        (["request.stream", "!request.stream"], "task.step > 3 && (request.stream || !request.stream)"),
+        (["'env' in key.labels"], "'env' in key.labels && key.labels.env == 'prod'"),
+        (["task.budget_used >= 0.5"], "task.budget_used > 0.8 || task.budget_used == 0.5"),
+        (["time.hour >= 0"], "request.model.startsWith('gpt')"),
+    ],
+)
+def test_a_rule_that_earlier_ones_leave_nothing_to_is_refused(earlier: list[str], later: str) -> None:
+    before = [RuleText(f"rule {i}", when, FAST) for i, when in enumerate(earlier)]
+    RuleSet.compile(before)
+    with pytest.raises(RuleError, match="rule 'last': can never match, because rule"):
+        RuleSet.compile([*before, RuleText("last", later, SMALL)])
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        (["task.step > 4"], "task.step > 3"),
+        (["request.client in ['codex', 'pi']"], "request.client != 'codex'"),
+        (["'env' in key.labels && task.step > 2"], "'env' in key.labels"),
+        (["task.budget_used > 0.5"], "task.budget_used >= 0.5"),
+        (["request.model.startsWith('gpt')"], "request.model.startsWith('gpt-5')"),  # true, but not seen
+    ],
+)
+def test_a_rule_that_may_still_match_is_not(earlier: list[str], later: str) -> None:
+    before = [RuleText(f"rule {i}", when, FAST) for i, when in enumerate(earlier)]
+    assert len(RuleSet.compile([*before, RuleText("last", later, SMALL)]).rules) == len(earlier) + 1
+
+
+def test_what_the_compiler_does_not_know_the_library_evaluates() -> None:
+    rules = RuleSet.compile(
+        [
+            RuleText("pattern", "request.model.matches('^gpt-[0-9]$')", FAST),
+            RuleText("absorbed", "request.labels.env == 'prod' || task.step == 2", SMALL),
+        ]
+    )
+    assert rules.decide(RuleContext(request=RequestFacts(model="gpt-5"))).rule == "pattern"
+    # the label is missing, and that does not matter
+    assert rules.decide(RuleContext(task=TaskFacts(step=2))) == Decision(
+        "absorbed", SMALL, Caps(), "request.labels.env == 'prod' || task.step == 2"
+    )
+    assert rules.decide(RuleContext()).failed == ("absorbed",)
+
+
+def test_every_rule_can_be_asked_for_its_own_verdict() -> None:
+    rules = RuleSet.compile(
+        [
+            RuleText("late", "task.step > 3", FAST, why="it is late"),
+            RuleText("labelled", "request.labels.env == 'prod'", SMALL),
+            RuleText("rest", "request.tools == 0", SMALL),
+        ]
+    )
+    assert rules.verdicts(RuleContext(task=TaskFacts(step=4))) == (
+        Verdict("late", True, "it is late"),
+        Verdict("labelled", None, "there is no 'env'"),
+        Verdict("rest", True, "request.tools == 0"),
+    )

@@ -1,0 +1,124 @@
+"""`rules:` and `virtual_models:`: rules as written become compiled sets, every mistake with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gateway.core.catalog import Catalog, Tier
+from gateway.core.routing import AUTO
+from gateway.core.rules import Caps, RuleError, RuleSet, RuleText, Switch
+from gateway.settings.model import Mode, Routing
+from gateway.settings.section import Section
+
+_MOST_TOKENS = 1_000_000_000
+_TIERS = frozenset(Tier)
+
+
+def read_routing(root: Section, catalog: Catalog) -> Routing:
+    """The rules of "auto", and those of each virtual model."""
+    mode = root.choice("mode", Mode, Mode.ACTIVE)
+    virtual = root.section("virtual_models")
+    names = frozenset(virtual.names)
+    rules = RuleSet.compile(_rules(root, catalog, names), catalog.default_tier)
+    found = {name: _virtual(name, entry, catalog, names) for name, entry in virtual.named()}
+    _refuse_cycles(virtual, found)
+    return Routing(mode, rules, found)
+
+
+def _virtual(name: str, entry: Section, catalog: Catalog, virtual: frozenset[str]) -> RuleSet:
+    if name == AUTO or name in _TIERS or name in catalog.by_model:
+        what = "a model" if name in catalog.by_model else "one of the gateway's own names"
+        entry.wrong("", f"{name!r} is {what} already")
+    otherwise = entry.text("otherwise", catalog.default_tier.value)
+    _refuse_unknown(entry, "otherwise", otherwise, catalog, virtual)
+    rules = _rules(entry, catalog, virtual)
+    entry.done()
+    tier = Tier(otherwise) if otherwise in _TIERS else catalog.default_tier
+    return RuleSet.compile(rules, tier, "" if otherwise in _TIERS else otherwise)
+
+
+def _rules(section: Section, catalog: Catalog, virtual: frozenset[str]) -> list[RuleText]:
+    """Those that can work; each problem is reported where it stands."""
+    rules: list[RuleText] = []
+    for item in section.sections("rules"):
+        rule = _rule(item, catalog, virtual)
+        # Alone, for its own faults, and after the sound ones before it, for what only the order makes wrong.
+        for together in ([rule], [*rules, rule]):
+            try:
+                RuleSet.compile(together)
+            except RuleError as error:
+                if error.offset is not None and "when" in item:
+                    item.wrong_at("when", error.offset, error.message)
+                else:
+                    item.wrong("when" if "when" in item else "", error.message)
+                break
+        else:
+            rules.append(rule)
+    return rules
+
+
+def _rule(item: Section, catalog: Catalog, virtual: frozenset[str]) -> RuleText:
+    tier, model = item.optional_choice("tier", Tier), item.text("model")
+    if "tier" in item and "model" in item:
+        item.wrong("model", "a rule leads to a tier or to a model, not to both")
+    elif model:
+        _refuse_unknown(item, "model", model, catalog, virtual)
+    elif "tier" not in item:
+        item.wrong("tier", "is required", f"one of {', '.join(Tier)}")
+    elif tier and tier not in catalog.by_tier:
+        item.wrong("tier", f"no deployment is in tier {tier}", f"give one of them `tier: {tier}`")
+    caps = Caps(
+        item.optional_integer("max_output_tokens", 1, _MOST_TOKENS),
+        item.text("reasoning_effort") or None,
+        item.text("service_tier") or None,
+    )
+    rule = RuleText(
+        item.required("name"),
+        item.text("when", "true"),
+        tier or Tier.STANDARD,
+        caps,
+        item.text("why"),
+        item.choice("switch", Switch, Switch.PAYS),
+        model,
+    )
+    item.done()
+    return rule
+
+
+def _refuse_unknown(
+    section: Section, key: str, target: str, catalog: Catalog, virtual: frozenset[str]
+) -> None:
+    if target in _TIERS:
+        if Tier(target) not in catalog.by_tier:
+            section.wrong(key, f"no deployment is in tier {target}", f"give one of them `tier: {target}`")
+    elif target not in catalog.by_model and target not in virtual:
+        section.wrong(key, f"there is no model {target!r}", "`tollhouse check` of a sound file lists them")
+
+
+def _refuse_cycles(section: Section, virtual: Mapping[str, RuleSet]) -> None:
+    """A virtual model that leads back to itself would never arrive."""
+    told: set[frozenset[str]] = set()
+    for name in virtual:
+        way = _way_back(name, virtual)
+        if way and frozenset(way) not in told:
+            told.add(frozenset(way))
+            section.wrong(name, f"leads back to itself: {' -> '.join((*way, name))}")
+
+
+def _way_back(start: str, virtual: Mapping[str, RuleSet]) -> tuple[str, ...]:
+    """The virtual models on a way from `start` back to it; () if there is none."""
+    seen: set[str] = set()
+    ways: list[tuple[str, ...]] = [(start,)]
+    while ways:
+        way = ways.pop()
+        for target in _targets(virtual[way[-1]]):
+            if target == start:
+                return way
+            if target in virtual and target not in seen:
+                seen.add(target)
+                ways.append((*way, target))
+    return ()
+
+
+def _targets(rules: RuleSet) -> Iterable[str]:
+    return (*(rule.text.model for rule in rules.rules), rules.default_model)
