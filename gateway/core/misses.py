@@ -239,6 +239,14 @@ def locate(
     )
 
 
+def extends(prior: Prior, sizes: Sequence[int], settings: Sequence[tuple[str, int]]) -> Place:
+    """`locate` for a request that is known to continue the one before, from the sizes of its segments."""
+    known, setting = sum(sizes[: len(prior.own) // DIGEST]), _setting(prior.settings, settings)
+    if setting:
+        return Place(Cause.SETTINGS_CHANGED, "settings", -1, 0, setting, known, sum(sizes) or 1)
+    return Place(None, known_bytes=known, all_bytes=sum(sizes) or 1)
+
+
 def _in_head(
     place: Place,
     old: Sequence[bytes],
@@ -396,13 +404,15 @@ def lost_nano_usd(row: PriceRow | None, usage: Usage, tokens: int, at_ms: int, s
     return max(0, paid - prices.cost(row, ideal, at_ms, service_tier=service_tier).nano_usd)
 
 
-def blocks_between(segments: Sequence[Segment], start: int) -> int:
-    """Content blocks from segment `start` to the first one that has a marker; to the end if none has."""
-    end = next(
-        (i + 1 for i in range(start, len(segments)) if b'"cache_control"' in bytes(segments[i].raw)),
-        len(segments),
-    )
-    return sum(map(_blocks, segments[start:end]))
+def blocks_between(segments: Sequence[Segment], start: int, end: int) -> int:
+    """Content blocks from segment `start` to the first one that has a marker; to `end` if none has."""
+    count = 0
+    for i in range(start, end):
+        segment = segments[i]
+        count += _blocks(segment)
+        if b'"cache_control"' in bytes(segment.raw):
+            break
+    return count
 
 
 class _Content(msgspec.Struct):

@@ -23,6 +23,7 @@ from gateway.core.misses import (
     Rules,
     blocks_between,
     explain,
+    extends,
     head_of,
     is_hit,
     locate,
@@ -190,11 +191,16 @@ class Threads:
     # --- comparing ---------------------------------------------------------------------------------------
 
     def _compared(self, task: _Task, thread: _Thread | None, a: Answered) -> Explanation | None:
-        segments = _segments(a)
-        thread = thread or self._like(task, a)
         prior, place, blocks = None, Place(None), 0
         if thread is not None:
             prior = thread.prior()
+            count = len(prior.own) // DIGEST
+            place = extends(prior, a.facts.segments.sizes()[: len(a.chain)], settings_of(a.facts, a.body))
+            if place.cause is None and a.rules.lookback_blocks is not None:
+                blocks = blocks_between(a.facts.segments, count, len(a.chain))
+        elif (thread := self._like(task, a)) is not None:
+            prior = thread.prior()
+            segments = _segments(a)
             place = locate(
                 prior,
                 segments,
@@ -204,7 +210,7 @@ class Threads:
                 compacted=task.compacted,
             )
             if place.cause is None and a.rules.lookback_blocks is not None:
-                blocks = blocks_between(segments, len(prior.own) // DIGEST)
+                blocks = blocks_between(segments, len(prior.own) // DIGEST, len(segments))
         return explain(
             prior,
             place,

@@ -8,12 +8,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import overload
 
 import msgspec
 
 from gateway.core.catalog import Operation
 from gateway.core.dialects.json_slices import Span
+
+#: (start, end, replacement): offsets in the body as received
+Splice = tuple[int, int, bytes]
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +69,13 @@ class Segments(Sequence[Segment]):
     def messages(self) -> Sequence[msgspec.Raw]:
         """As decoded; empty if they were not, because all but the last were known."""
         return self._messages
+
+    def sizes(self) -> list[int]:
+        """Bytes of each segment."""
+        of_head = [len(segment.raw) for segment in self._head]
+        if self.offsets is None:
+            return of_head + [len(memoryview(message)) for message in self._messages]
+        return of_head + list(map(sub, self.offsets.ends, self.offsets.starts))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -148,3 +159,7 @@ class Edits:
     model: str | None = None
     include_usage: bool = False  # chat streams: ask for the usage chunk; ignored elsewhere
     max_output_tokens: int | None = None
+    #: what shaping changes (`core.shaping`): replacements that do not overlap, and members to insert, each with the
+    #: comma before it
+    splices: tuple[Splice, ...] = ()
+    members: bytes = b""
