@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench simulate fmt types lock prices clean
+.PHONY: help run test check demo bench simulate crash fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,10 @@ SCHEDULES ?= 10000
 SEED ?= 0
 simulate: $(VENV)/dev.stamp ## play SCHEDULES schedules of calls and faults from SEED on, on a virtual clock (docs/proof.md)
 	@$(BIN)/python -m tests.simulator --schedules $(SCHEDULES) --seed $(SEED)
+
+ROUNDS ?= 48
+crash: $(VENV)/dev.stamp ## ROUNDS rounds of load on three gateways that are killed, cut off and restarted (docs/proof.md)
+	@$(BIN)/python -m tests.crash --rounds $(ROUNDS) --seed $(SEED)
 
 bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, gcc) and write the table
 	@$(BIN)/python bench/run.py

@@ -27,15 +27,17 @@ from gateway.core.entry import Attempt, Outcome
 from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.core.misses import Rules, rules_for
 from gateway.edge.server import Done, Edge, EdgeOptions
+from gateway.jobs import reaper as reaping
 from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
-from gateway.ports import Limits, PrefixIndex
+from gateway.ports import Limits, PrefixIndex, Upstream
 from gateway.settings import ConfigError, LogLevel, Mode, Problem, Settings, ensure_pepper
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, SystemClock, open_database
+from gateway.storage.journal import Journal
 from gateway.storage.keys import SqlKeyStore
 from gateway.storage.explained import Explained
 from gateway.storage.journal import Journal
@@ -58,6 +60,7 @@ TRACED_MAX = 10_000
 SETTLE_S = 30.0
 
 if TYPE_CHECKING:
+    from gateway.crash import Crash
     from gateway.telemetry.otel import TracedAttempt, Tracing
 
 _log = logging.getLogger("gateway")
@@ -132,6 +135,9 @@ class App:
         pepper = ensure_pepper(settings)
         self.database = open_database(settings.database_url, self.clock)
         stack.push_async_callback(self.database.close)
+        crash = _crash(settings)
+        if crash is not None:
+            self.database = crash.database(self.database)
         if self.database.sqlite_path is not None:
             stack.callback(ServingLock.take(self.database.sqlite_path).release)
         await schema.check(self.database)
@@ -141,12 +147,15 @@ class App:
             replica_id=self._replica_id,
             journal_dir=settings.state_dir / "journal",
             task_limit_nano_usd=settings.task_budget_nano_usd,
+            make_journal=Journal if crash is None else crash.journal,
         )
         stack.push_async_callback(self.ledger.close)
         keys = await SqlKeyStore.open(self.database, self.ledger.revision_changed)
         stack.push_async_callback(keys.close)
         secrets_by_name = {name: secret.reveal() for name, secret in settings.credentials.items()}
-        upstream = await self._upstreams(secrets_by_name)
+        upstream: Upstream = await self._upstreams(secrets_by_name)
+        if crash is not None:
+            upstream = crash.upstream(upstream)
         await self._start_jobs(secrets_by_name)
         if settings.telemetry.otlp_endpoint:
             # The exporter and what it imports are 20 MB that most do not need.
@@ -193,7 +202,13 @@ class App:
             find=lookup.find,
             now_ms=self.clock.now_ms,
         )
-        self.jobs.watch(Reaper(self.ledger, grace_s=settings.reaper_grace_s).run(), "reaper")
+        # A grace shorter than a minute is looked after as often.
+        reaper = Reaper(
+            self.ledger,
+            grace_s=settings.reaper_grace_s,
+            every_s=min(reaping.EVERY_S, settings.reaper_grace_s),
+        )
+        self.jobs.watch(reaper.run(), "reaper")
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
         if settings.webhook is not None:
             self.alerts.deliver(
@@ -225,7 +240,7 @@ class App:
         return limits, prefixes
 
     def _world(
-        self, keys: SqlKeyStore, upstream: Upstreams, pepper: bytes, limits: Limits, prefixes: PrefixIndex
+        self, keys: SqlKeyStore, upstream: Upstream, pepper: bytes, limits: Limits, prefixes: PrefixIndex
     ) -> World:
         settings = self.settings
         states: dict[str, health.HealthState] = {}
@@ -424,6 +439,16 @@ class Randomness:
             self._pool, self._at = os.urandom(RANDOM_BYTES * 400), 0
         self._at += RANDOM_BYTES
         return self._pool[self._at - RANDOM_BYTES : self._at]
+
+
+def _crash(settings: Settings) -> Crash | None:
+    """Only for `make crash`: this process dies where it is told to."""
+    if settings.crash_file is None:
+        return None
+    from gateway.crash import Crash
+
+    _log.warning("TOLLHOUSE_CRASH_FILE is set: this process kills itself on order of %s", settings.crash_file)
+    return Crash(settings.crash_file)
 
 
 def admin_token(settings: Settings) -> str:

@@ -92,13 +92,14 @@ class SqlLedger:
         replica_id: str,
         journal_dir: Path,
         task_limit_nano_usd: int | None = None,
+        make_journal: Callable[[Path, str], Journal] = Journal,
     ) -> SqlLedger:
         """Take the lease, post what the last run of this replica left in its journal, and begin.
 
         On SQLite, holds of former runs are then charged at their bounds: nobody else can end them. Raises
         `LedgerUnavailable` if the store does not answer.
         """
-        ledger = cls(database, replica_id, Journal(journal_dir, replica_id), task_limit_nano_usd)
+        ledger = cls(database, replica_id, make_journal(journal_dir, replica_id), task_limit_nano_usd)
         alone = database.sqlite_path is not None
         try:
             ledger._lease = await ledger._run_again(
@@ -195,7 +196,7 @@ class SqlLedger:
 
     async def reap(self, grace_ms: int) -> int:
         """Charge all holds of replicas that are dead for `grace_ms`, at their bounds. Returns how many."""
-        return await self._until_none(lambda: leases.reap(self._lease.replica_id, grace_ms))
+        return await self._until_none(partial(leases.reap, self._lease.replica_id, grace_ms))
 
     async def forget_holds(self, older_than_ms: int) -> int:
         """Delete holds that ended, if they began longer ago than that. Returns how many."""

@@ -35,7 +35,11 @@ class RawClient:
         sock.setblocking(False)
         if self._deaf:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE_BYTES)
-        await asyncio.get_running_loop().sock_connect(sock, self._address)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, self._address)
+        except BaseException:
+            sock.close()
+            raise
         self._reader, self._writer = await asyncio.open_connection(
             sock=sock, limit=_LITTLE_BYTES if self._deaf else 1 << 16
         )

@@ -138,10 +138,18 @@ START_S = 60.0
 class Tollhouse:
     """`tollhouse` on a configuration of its own in `directory`: commands that end, and gateways that serve.
 
-    Nothing of this machine's environment reaches it, so the built-in demo provider answers.
+    Nothing of this machine's environment reaches it, so the built-in demo provider answers. `variables` are the
+    environment that it does see.
     """
 
-    def __init__(self, directory: Path, database_url: str = "", **settings: object) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        database_url: str = "",
+        variables: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        self._variables = dict(variables or {})
         self.state = directory / "state"
         self.config = directory / "gateway.yaml"
         database = {"database_url": database_url} if database_url else {}
@@ -172,7 +180,8 @@ class Tollhouse:
     async def _start(self, arguments: Sequence[str], stderr: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway.cli", *arguments, "--config", str(self.config)),
-            env={"PATH": os.defpath, "HOME": str(self.state.parent), "PYTHONUNBUFFERED": "1"},
+            env={"PATH": os.defpath, "HOME": str(self.state.parent), "PYTHONUNBUFFERED": "1"}
+            | self._variables,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,

@@ -1,0 +1,230 @@
+"""Rounds of load and faults, and what the bill says about the ledger after each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from gateway import settings as config
+from gateway.core.entry import Unit
+from gateway.jobs.reconcile import Reconcile
+from gateway.storage import reports
+from gateway.storage.ledger import SqlLedger
+from gateway.storage.uncertain import uncertain
+from gateway.upstream.lookup import UsageLookup
+from tests.crash.checker import Billed, Line, Violation, judge
+from tests.crash.plan import REAP, Fault, Round, What
+from tests.crash.site import PEPPER, Gateway, Site
+from tests.e2e.traffic import Call, Tally, calls, send
+from tests.storage.worlds import rows
+
+#: A few calls at once fit, and not all of a round's.
+TIGHT_NANO_USD = 400_000_000
+#: After the load, how long an order to die waits for its point.
+LATE_S = 1.5
+#: How long everything may take to end by itself.
+PATIENCE_S = 60.0
+_CALL_S = 30.0
+_OPEN = "SELECT attempt_id FROM hold WHERE state = 'held' ORDER BY attempt_id"
+_ENTRIES = (
+    "SELECT attempt_id, kind, amount_nano_usd, quality, tenant_id, team_id, key_id, task_id FROM ledger "
+    "WHERE key_id = ANY($1::text[]) ORDER BY at_ms, entry_id"
+)
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What a round left behind: enough to judge it."""
+
+    ledger: list[Line]
+    bill: list[Billed]
+    limits: dict[str, int]
+    open_holds: list[str]
+    drift: list[reports.Drift]
+
+    def judged(self) -> list[Violation]:
+        return judge(self.ledger, self.bill, self.limits, open_holds=self.open_holds, drift=self.drift)
+
+
+@dataclass(slots=True)
+class Played:
+    round: Round
+    evidence: Evidence
+    violations: list[Violation]
+    statuses: Counter[int]
+    cut: int = 0
+    #: Deaths at the named point that was ordered.
+    reached: Counter[str] = field(default_factory=Counter)
+    corrected: int = 0
+
+
+async def play(site: Site, todo: Round) -> Played:
+    """One round, from fresh keys to a verdict. All gateways live before it and after it."""
+    accounts = site.accounts
+    first_bill = len(site.provider.bill())
+    keys = [
+        await accounts.create_key(pepper=PEPPER.encode(), name=f"{todo.seed} {kind}")
+        for kind in ("tight", "wide")
+    ]
+    await accounts.set_budget(f"key:{keys[0][0].key_id}", TIGHT_NANO_USD)
+    tally, reached = Tally(), Counter[str]()
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for fault in todo.faults:
+            group.create_task(_inflict(site, fault, over, reached), name=str(fault))
+        await _load(site, todo, [text for _, text in keys], tally)
+        over.set()
+    await _end(site, todo, reached)
+    await site.provider.settled()
+    corrected = await _reconcile(site)
+    evidence = await _evidence(site, [record.key_id for record, _ in keys], first_bill)
+    return Played(todo, evidence, evidence.judged(), tally.statuses, tally.cut, reached, corrected)
+
+
+# --- load ----------------------------------------------------------------------------------------------------
+
+
+async def _load(site: Site, todo: Round, keys: Sequence[str], tally: Tally) -> None:
+    waiting = calls(todo.calls, todo.seed, todo.leaving)
+    rnd = random.Random(f"clients {todo.seed}")
+
+    async def client() -> None:
+        for call in waiting:
+            await _send(rnd.choice(site.gateways), rnd.choice(keys), call, tally)
+
+    async with asyncio.TaskGroup() as group:
+        for n in range(todo.at_once):
+            group.create_task(client(), name=f"client {n}")
+
+
+async def _send(gateway: Gateway, key: str, call: Call, tally: Tally) -> None:
+    try:
+        async with asyncio.timeout(_CALL_S):
+            await send(gateway.url, key, call, tally)
+    except OSError:
+        tally.cut += 1
+        await asyncio.sleep(0.02)  # as a client that finds nobody there
+
+
+# --- faults --------------------------------------------------------------------------------------------------
+
+
+async def _inflict(site: Site, fault: Fault, over: asyncio.Event, reached: Counter[str]) -> None:
+    await asyncio.sleep(fault.after_s)
+    gateway = site.gateways[fault.gateway]
+    match fault.what:
+        case What.KILL:
+            await gateway.kill()
+        case What.KILL_AT if fault.point not in REAP:
+            await _kill_at(gateway, fault, over, reached)
+        case What.RESTART_POSTGRES:
+            await site.stop_postgres()
+            await asyncio.sleep(fault.lasts_s)
+            await site.start_postgres()
+        case What.CUT:
+            gateway.way.cut(fault.cut, fault.times)
+        case What.FLUSH_REDIS:
+            await site.flush_redis()
+        case What.KILL_REDIS:
+            site.redis.kill()
+
+
+async def _kill_at(gateway: Gateway, fault: Fault, over: asyncio.Event, reached: Counter[str]) -> None:
+    """At its point; if that does not come in time, wherever it is."""
+    assert fault.point is not None
+    gateway.order_death(fault.point)
+    late_s = 0.0
+    while gateway.alive and late_s < LATE_S:
+        await asyncio.sleep(0.02)
+        late_s += 0.02 if over.is_set() else 0.0
+    reached[fault.point] += not gateway.alive and not gateway.ordered
+    gateway.cancel_order()
+    await gateway.kill()
+
+
+# --- the end -------------------------------------------------------------------------------------------------
+
+
+async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
+    """Returns when all live again and nothing is held or waits in a journal, or when patience is at its end."""
+    for gateway in site.gateways:
+        gateway.way.cut(gateway.way.how, 0)
+    reaping = [f.point for f in todo.faults if f.point in REAP]
+    await site.revive()
+    for point in reaping:
+        for gateway in site.gateways:
+            gateway.order_death(point)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                for gateway in site.gateways:
+                    if not gateway.alive and not gateway.ordered:
+                        reached.update(reaping)
+                await site.revive()
+                if not any(g.journalled for g in site.gateways) and not await rows(site.database, _OPEN):
+                    break
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        pass  # what is still open is on record
+    for gateway in site.gateways:
+        gateway.cancel_order()
+    await site.revive()
+
+
+async def _reconcile(site: Site) -> int:
+    """Ask the provider about every charge that is a guess, beside the gateways, which do so themselves."""
+    settings = config.load(site.gateways[0].config, {"TOLLHOUSE_PEPPER": PEPPER})
+    deployments = {d.name: d for d in settings.catalog.deployments}
+    async with AsyncExitStack() as stack:
+        lookup = UsageLookup({})
+        await lookup.start()
+        stack.push_async_callback(lookup.stop)
+        ledger = await SqlLedger.open(
+            site.database, replica_id="campaign", journal_dir=site.directory / "journal"
+        )
+        stack.push_async_callback(ledger.close)
+        reconcile = Reconcile(
+            uncertain=partial(uncertain, site.database),
+            settle=ledger.settle,
+            deployments=lambda: deployments,
+            price_book=lambda: settings.prices,
+            find=lookup.find,
+            now_ms=site.database.clock.now_ms,
+        )
+        return await reconcile.once()
+
+
+async def _evidence(site: Site, key_ids: list[str], first_bill: int) -> Evidence:
+    ledger = [
+        Line(
+            attempt_id,
+            kind,
+            amount,
+            quality == "exact",
+            (f"tenant:{tenant}", f"team:{team}", f"key:{key}", f"task:{task}"),
+        )
+        for attempt_id, kind, amount, quality, tenant, team, key, task in await rows(
+            site.database, _ENTRIES, key_ids
+        )
+    ]
+    bill = [Billed(line.client_request_id, line.nano_usd) for line in site.provider.bill(first_bill)]
+    return Evidence(
+        ledger,
+        bill,
+        await _limits(site, {s for line in ledger for s in line.scopes}),
+        [row[0] for row in await rows(site.database, _OPEN)],
+        await reports.drift(site.database),
+    )
+
+
+async def _limits(site: Site, scopes: set[str]) -> dict[str, int]:
+    return {
+        b.scope: b.limit
+        for b in await site.accounts.list_budgets()
+        if b.hard and b.unit is Unit.USD and b.window == "lifetime" and b.scope in scopes
+    }

@@ -1,0 +1,92 @@
+"""What goes wrong in a round, from its seed. A round is a second or two of load on three gateways."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.crash import Point
+from tests.support.commit_cutter import Cut
+
+GATEWAYS = 3
+POINTS = tuple(Point)
+_JOURNAL = frozenset(p for p in Point if p.startswith(("journal", "replay")))
+REAP = frozenset(p for p in Point if p.startswith("reap"))
+
+
+class What(StrEnum):
+    KILL = "kill -9"
+    KILL_AT = "kill -9 at"
+    RESTART_POSTGRES = "postgres stopped"
+    CUT = "connection cut at COMMIT"
+    FLUSH_REDIS = "redis flushed"
+    KILL_REDIS = "redis killed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`after_s` from the start of the load; `lasts_s` until what stopped comes back, where it does by itself."""
+
+    what: What
+    after_s: float
+    gateway: int = 0
+    point: Point | None = None
+    cut: Cut = Cut.LOST
+    times: int = 1
+    lasts_s: float = 0.0
+
+    def __str__(self) -> str:
+        said = f"{self.after_s:.2f} s: {self.what}"
+        match self.what:
+            case What.KILL:
+                return f"{said}, gateway {self.gateway}"
+            case What.KILL_AT:
+                return f"{said} {self.point}, gateway {self.gateway}"
+            case What.CUT:
+                return f"{said}, gateway {self.gateway}, {self.times} times, {self.cut}"
+            case What.RESTART_POSTGRES:
+                return f"{said} for {self.lasts_s:.2f} s"
+            case _:
+                return said
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    seed: int
+    faults: tuple[Fault, ...]
+    calls: int
+    at_once: int
+    leaving: float  # the share of clients that do not stay to the end
+
+
+def plan(seed: int) -> Round:
+    """Successive seeds go through all named points; each has a death at one of them, and most have more."""
+    rnd = random.Random(f"crash {seed}")
+    point = POINTS[seed % len(POINTS)]
+    victim = rnd.randrange(GATEWAYS)
+    faults = [Fault(What.KILL_AT, rnd.uniform(0.1, 0.7), victim, point)]
+    if point in _JOURNAL:  # nothing reaches the journal while the store is well
+        faults.append(Fault(What.RESTART_POSTGRES, faults[0].after_s + 0.05, lasts_s=rnd.uniform(0.5, 1.2)))
+    elif point in REAP:  # there must be something to reap
+        faults.append(Fault(What.KILL, rnd.uniform(0.3, 0.8), (victim + 1) % GATEWAYS))
+    for _ in range(rnd.randrange(3)):
+        faults.append(_another(rnd))
+    faults.sort(key=lambda f: f.after_s)
+    return Round(
+        seed, tuple(faults), rnd.randrange(120, 240), rnd.choice((8, 16, 32)), rnd.choice((0.1, 0.3))
+    )
+
+
+def _another(rnd: random.Random) -> Fault:
+    what = rnd.choice(
+        (What.KILL, What.RESTART_POSTGRES, What.CUT, What.CUT, What.FLUSH_REDIS, What.KILL_REDIS)
+    )
+    return Fault(
+        what,
+        rnd.uniform(0.05, 1.5),
+        gateway=rnd.randrange(GATEWAYS),
+        cut=rnd.choice(tuple(Cut)),
+        times=rnd.randrange(1, 4),
+        lasts_s=rnd.uniform(0.1, 1.0),
+    )

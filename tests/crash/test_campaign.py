@@ -1,0 +1,58 @@
+"""A few rounds of `make crash`, and that its checker would have seen it if they had gone wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+from gateway.crash import Point
+from tests.crash.campaign import Evidence, play
+from tests.crash.checker import Violation, Wrong
+from tests.crash.plan import POINTS, plan
+from tests.crash.site import site
+
+#: A death between a settlement's COMMIT and its answer, with an outage of Postgres; and deaths of those who reap.
+SEEDS = {8: Point.SETTLE_AFTER_COMMIT, 14: Point.REAP_BEFORE_COMMIT}
+
+
+def forget_an_entry(e: Evidence) -> None:
+    e.ledger.remove(next(line for line in e.ledger if line.attempt_id == e.bill[0].attempt_id))
+
+
+def post_an_entry_again(e: Evidence) -> None:
+    e.ledger.append(next(line for line in e.ledger if line.kind == "post"))
+
+
+def lower_a_limit(e: Evidence) -> None:
+    spent = Counter[str]()
+    for line in e.ledger:
+        spent.update(dict.fromkeys(line.scopes, line.nano_usd))
+    scope = next(s for s in e.limits if spent[s])
+    e.limits[scope] = spent[scope] - 1
+
+
+GUARDS: dict[Wrong, Callable[[Evidence], None]] = {
+    Wrong.LOST: forget_an_entry,
+    Wrong.DOUBLED: post_an_entry_again,
+    Wrong.OVERSPENT: lower_a_limit,
+}
+
+
+async def test_two_rounds_lose_double_and_overspend_nothing() -> None:
+    violations: list[Violation] = []
+    missed: list[Point] = []
+    async with site() as here:
+        for seed, point in SEEDS.items():
+            assert POINTS[seed % len(POINTS)] is point
+            played = await play(here, replace(plan(seed), calls=100))
+            violations += played.violations
+            if not played.reached[point]:
+                missed.append(point)
+            assert played.statuses[200] > 10
+            for wrong, doctor in GUARDS.items():
+                doctored = deepcopy(played.evidence)
+                doctor(doctored)
+                assert wrong in {v.wrong for v in doctored.judged()}
+    assert (violations, missed) == ([], [])
