@@ -13,11 +13,6 @@ _TOOL_TOKENS = 64  # wrapper of one rendered function; its schema's text is in t
 #: A hidden system prompt appears with the first tool (Anthropic's tool-use table: up to about 800 tokens,
 #: depending on model and tool_choice; docs as of 2026), whatever the number of tools.
 _TOOL_PROMPT_TOKENS = 1_024
-#: One image at most, whatever its data size: providers scale images down before they count, and a kilobyte of
-#: PNG can be a full-size picture. The largest published formula is gpt-4o-mini's 2,833 + 8 tiles x 5,667 =
-#: 48,169 (OpenAI's vision guide, high detail); others stay below 6,000.
-IMAGE_TOKENS = 50_000
-
 _BYTES_PER_TOKEN = 4  # English and code, 3.5-4.5 with current tokenizers
 
 _FIRST_DELAY_S = 0.25
@@ -25,17 +20,17 @@ _MAX_DELAY_S = 8.0
 _MAX_RETRY_AFTER_S = 30.0
 
 
-def input_bound_tokens(size_bytes: int, messages: int, tools: int, images: int | None = 0) -> int | None:
-    """The most input tokens that a body of `size_bytes` can be billed as.
-
-    `images`: how many images it carries, or None when it has parts of unknown weight (files, audio, video, or
-    images that were not counted). None is returned then: the request cannot be bounded.
-    """
-    if images is None:
-        return None
+def input_bound_tokens(size_bytes: int, messages: int, tools: int) -> int:
+    """The most input tokens that a body of `size_bytes` of text can be billed as."""
     tool_prompt = _TOOL_PROMPT_TOKENS if tools else 0
-    parts = messages * _MESSAGE_TOKENS + tools * _TOOL_TOKENS + images * IMAGE_TOKENS
+    parts = messages * _MESSAGE_TOKENS + tools * _TOOL_TOKENS
     return size_bytes + _BASE_TOKENS + tool_prompt + parts
+
+
+def added_bound_tokens(size_bytes: int, messages: int) -> int:
+    """The most tokens by which `size_bytes` more in `messages` more make a known prompt longer. Its settings and
+    tools are the same."""
+    return size_bytes + _BASE_TOKENS + messages * _MESSAGE_TOKENS
 
 
 def estimate_input_tokens(size_bytes: int) -> int:

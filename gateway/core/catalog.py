@@ -90,6 +90,8 @@ class Provider:
     usage_lookup: str = ""
     #: False: this provider answers 400 to stream_options (then usage of streams is estimated).
     stream_usage: bool = True
+    #: The most input tokens that it bills for one image; None = nobody knows, so nothing bounds a request with images.
+    image_tokens_max: int | None = None
     #: Whose cache rules this one follows, if not those under its own name: a vLLM server's are those of "vllm".
     cache_rules: str = ""
     connect_timeout_s: float = 5.0

@@ -13,6 +13,7 @@ from gateway.core.errors import BudgetExceeded, RateLimited, UnboundableRequest
 from gateway.core.identity import RateLimit
 from gateway.core.money import usd_text
 from gateway.core.prices import PriceRow
+from gateway.pipeline import bound
 from gateway.pipeline.exchange import Exchange, World
 
 
@@ -89,10 +90,10 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     request has no price or no upper bound in its unit, `LedgerUnavailable` when the ledger cannot answer.
     """
     row = world.prices().find(deployment.price, x.received_ms)
+    x.input_bound = bound.input_bound(world, x, deployment)
     asked_output = _output_bound(world, x, deployment)
     ask = least = _amounts(x, row, asked_output)
-    comfort = _comfort(world, x)
-    if asked_output > comfort:
+    if asked_output > _prior(world, x) and (comfort := _comfort(world, x)) < asked_output:
         least = _amounts(x, row, comfort)
     caller = x.caller
     scopes = (
@@ -127,9 +128,20 @@ def _output_bound(world: World, x: Exchange, deployment: Deployment) -> int:
     return bound * x.facts.n
 
 
-def _comfort(world: World, x: Exchange) -> int:
+def _prior(world: World, x: Exchange) -> int:
     policy = world.policy
-    return policy.comfort_reasoning_output_tokens if x.facts.reasoning else policy.comfort_output_tokens
+    prior = policy.comfort_reasoning_output_tokens if x.facts.reasoning else policy.comfort_output_tokens
+    return prior * x.facts.n
+
+
+def _comfort(world: World, x: Exchange) -> int:
+    """Output below which the request is refused rather than squeezed: what its like was seen to use, and whatever it
+    keeps for thinking, beside which there must be room for an answer."""
+    n = x.facts.n
+    learned = world.outputs.comfort(bound.asker(x), _prior(world, x) // n)
+    if x.facts.thinking_budget:
+        learned = max(learned, x.facts.thinking_budget + world.policy.comfort_output_tokens)
+    return learned * n
 
 
 def _ceiling(x: Exchange, row: PriceRow | None, output_tokens: int) -> int | None:

@@ -12,6 +12,8 @@ from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
 from gateway.core.health import HealthState
 from gateway.core.identity import Caller, RateLimit, TaskRef
+from gateway.core.known_prompts import KnownPrompts, Prompt
+from gateway.core.outputs import Outputs
 from gateway.core.prices import PriceBook
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
@@ -118,13 +120,16 @@ class Exchange:
     received_ms: int
     steps: Steps
 
+    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
+    outputs: Outputs = field(default_factory=Outputs)
     operation: Operation = field(init=False)
     caller: Caller = field(init=False)
     facts: Facts = field(init=False)
     signal: Signal = field(init=False)
     task: TaskRef = field(init=False)
     chain: tuple[bytes, ...] = ()
-    input_bound: int | None = None  # tokens; None = cannot be bounded
+    prompt: Prompt = field(init=False)
+    input_bound: int | None = None  # tokens, at the deployment that is tried; None = nothing bounds them
     route: Route = field(init=False)
 
     # filled in as attempts end

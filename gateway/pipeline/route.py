@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.core import bounds, routing
+from gateway.core.dialects import media
 from gateway.core.rules import OwnerFacts, RequestFacts, RuleContext, RuleSet, TaskFacts, TimeFacts
 from gateway.pipeline.exchange import Exchange, World
 
@@ -51,7 +52,7 @@ def _context(world: World, x: Exchange, rules: RuleSet, input_tokens: int) -> Ru
             max_output_tokens=facts.max_output_tokens or 0,
             tools=facts.tool_count,
             last_role=facts.last_role,
-            has_images=facts.has_images,
+            has_images=facts.has_images and media.of(facts).images > 0,
             reasoning_effort=facts.reasoning_effort,
         ),
         task=TaskFacts(repeats=signs.repeats, tool_errors=signs.tool_errors),

@@ -10,7 +10,7 @@ from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.errors import UpstreamError
 from gateway.core.prices import PriceRow
 from gateway.core.usage import Quality, Usage
-from gateway.pipeline import breakers
+from gateway.pipeline import bound, breakers
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.explain import explained
 
@@ -131,4 +131,5 @@ def post(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None:
     outcome = explained(world, x, attempt, outcome)
     world.observer.attempt(attempt, outcome)
     world.ledger.post(attempt, outcome)
+    bound.learn(world, x, attempt, outcome)
     breakers.ended(world, x, outcome)

@@ -1,16 +1,14 @@
-"""shape: bound the input tokens. Canonical segments and markers join here when the prefix work lands."""
+"""shape: what of the prompt is compared with others. Canonical segments and markers join here when the prefix work lands."""
 
 from __future__ import annotations
 
 from gateway.core import bounds
+from gateway.core.known_prompts import Prompt
 from gateway.pipeline.exchange import Exchange, World
 
 
 def shape(x: Exchange) -> None:
-    facts = x.facts
-    # Images are seen but not counted yet, so a request with images has no bound.
-    images = None if facts.has_images else 0
-    x.input_bound = bounds.input_bound_tokens(facts.size, facts.message_count, facts.tool_count, images)
+    x.prompt = Prompt.of(x.facts, x.incoming.body, x.caller.tenant_id)
 
 
 def is_slow(world: World, x: Exchange) -> bool:

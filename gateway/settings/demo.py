@@ -43,6 +43,8 @@ _OLD_NAMES = (
     "text-embedding-ada-002",
 )
 _USAGE_LOOKUP = "/generation?id="
+#: It counts every image alike (`demo.prompt.IMAGE_TOKENS`).
+_IMAGE_TOKENS_MAX = 765
 
 
 class DemoMode(StrEnum):
@@ -64,7 +66,15 @@ def add_demo(found: Found, stand_in_for: Sequence[str] = ()) -> None:
     demo that is alone: the name of a real model must never be answered by the demo in its place.
     """
     names = tuple(dict.fromkeys((*stand_in_for, *_OLD_NAMES))) if stand_in_for else ()
-    provider = Provider(DEMO, Wire.DEMO, "", "", OnDisconnect.DRAIN, usage_lookup=_USAGE_LOOKUP)
+    provider = Provider(
+        DEMO,
+        Wire.DEMO,
+        "",
+        "",
+        OnDisconnect.DRAIN,
+        usage_lookup=_USAGE_LOOKUP,
+        image_tokens_max=_IMAGE_TOKENS_MAX,
+    )
     found.providers[DEMO] = provider
     for model, tier, operations, context_tokens, rates in _MODELS:
         name = f"{DEMO}/{model}"

@@ -66,6 +66,12 @@ def read_known(root: Section) -> dict[str, Known]:
         blank = Provider(name, Wire.OPENAI, "", name if key_env else "")
         known[name] = Known(_options(entry, blank), key_env)
         entry.done()
+    for name, entry in root.section("image_bounds").named():
+        entry.text("source"), entry.text("checked_on")
+        most = entry.optional_integer("tokens_max", 1, _MOST_TOKENS)
+        if name in known:
+            known[name] = replace(known[name], provider=replace(known[name].provider, image_tokens_max=most))
+        entry.done()
     return known
 
 
@@ -152,6 +158,8 @@ def _options(entry: Section, blank: Provider, own: bool = False) -> Provider:
         bridge=entry.flag("bridge", blank.bridge),
         usage_lookup=entry.text("usage_lookup", blank.usage_lookup),
         stream_usage=entry.flag("stream_usage", blank.stream_usage),
+        image_tokens_max=entry.optional_integer("image_tokens_max", 1, _MOST_TOKENS)
+        or blank.image_tokens_max,
         cache_rules=entry.text("cache_rules", blank.cache_rules),
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.bounds import (
-    IMAGE_TOKENS,
+    added_bound_tokens,
     estimate_input_tokens,
     estimate_output_tokens,
     input_bound_tokens,
@@ -21,13 +21,10 @@ def test_the_bound_is_the_bytes_and_what_a_provider_adds_around_them() -> None:
     assert input_bound_tokens(1000, messages=0, tools=0) == 1064
     assert input_bound_tokens(1000, messages=3, tools=0) == 1064 + 48
     assert input_bound_tokens(1000, messages=3, tools=2) == 1064 + 48 + 1024 + 128
-    assert (
-        input_bound_tokens(1000, messages=3, tools=2, images=2) == 1064 + 48 + 1024 + 128 + 2 * IMAGE_TOKENS
-    )
 
 
-def test_what_cannot_be_counted_has_no_bound() -> None:
-    assert input_bound_tokens(1000, messages=1, tools=0, images=None) is None
+def test_what_is_added_to_a_known_prompt_needs_no_second_tool_prompt() -> None:
+    assert added_bound_tokens(1000, messages=2) == 1064 + 32
 
 
 @given(st.text())
@@ -35,7 +32,7 @@ def test_the_bytes_of_a_body_are_never_fewer_than_those_of_its_text(text: str) -
     size = len(text.encode("utf-8", "surrogatepass"))
     for escaped in (True, False):
         body = json.dumps(text, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
-        assert (input_bound_tokens(len(body), messages=1, tools=0) or 0) > size
+        assert input_bound_tokens(len(body), messages=1, tools=0) > size
 
 
 def test_estimates_round_up() -> None:

@@ -58,6 +58,7 @@ class _Block(msgspec.Struct, gc=False):
 
 class _Thinking(msgspec.Struct, gc=False):
     type: Any = None
+    budget_tokens: Any = None
 
 
 class _OutputConfig(msgspec.Struct, gc=False):
@@ -108,7 +109,15 @@ def read(operation: Operation, body: bytes) -> Facts:
         segments=cut.segments,
         size=len(body),
         spans=Spans(spans),
+        thinking_budget=_thinking_budget(thinking),
     )
+
+
+def _thinking_budget(thinking: _Thinking | None) -> int:
+    """Tokens that are for thinking alone, 0 if it is not on or says none."""
+    if thinking is None or thinking.type != "enabled" or type(thinking.budget_tokens) is not int:
+        return 0
+    return max(0, thinking.budget_tokens)
 
 
 def _last_role(messages: list[Raw]) -> str:

@@ -1,0 +1,142 @@
+"""What is in a message beside text: images, whose tokens their bytes do not bound, and what nothing bounds.
+
+Only requests in which `suspect` finds something are looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from gateway.core.dialects.facts import Facts
+
+#: Content parts of the dialects as documented in 2026-11: OpenAI chat and responses, Anthropic messages, and vLLM's.
+_TYPES = re.compile(
+    rb'"type"\s*:\s*"(?:image|image_url|input_image|computer_screenshot|document|file|input_file|audio|input_audio|'
+    rb'audio_url|video|video_url|input_video|container_upload|item_reference|image_pil|image_embeds)"'
+)
+#: An escaped letter could hide any of them.
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+_IMAGES = frozenset({"image", "image_url", "input_image", "computer_screenshot"})
+#: A page or a second of these weighs what only the provider knows; a reference stands for text that is not here.
+_OPAQUE = frozenset(
+    {
+        *("file", "input_file", "audio", "input_audio", "audio_url", "video", "video_url", "input_video"),
+        *("container_upload", "item_reference", "image_pil", "image_embeds"),
+    }
+)
+_NAMED_BY_KEY = ("image_url", "audio_url", "video_url", "input_audio")
+
+
+class Media(msgspec.Struct, frozen=True, gc=False):
+    """`images` in all, `remote` of them by an address behind which there may be another one next time; the bytes of
+    those that are in the text; and whether there is something that nothing bounds."""
+
+    images: int = 0
+    remote: int = 0
+    image_bytes: int = 0
+    opaque: bool = False
+
+    def __add__(self, other: Media) -> Media:
+        return Media(
+            self.images + other.images,
+            self.remote + other.remote,
+            self.image_bytes + other.image_bytes,
+            self.opaque or other.opaque,
+        )
+
+
+NONE = Media()
+
+
+def suspect(text: bytes) -> bool:
+    """Whether a message may hold anything beside text. Each of these searches is one fast pass."""
+    return (
+        _TYPES.search(text) is not None
+        or b'_url"' in text  # parts without a type, which vLLM takes
+        or b'audio"' in text
+        or _ESCAPED_LETTER.search(text) is not None
+    )
+
+
+def weigh(text: bytes | memoryview) -> Media:
+    """What a message (valid JSON, of bounded depth) holds beside text."""
+    message = msgspec.json.decode(text)
+    found = _part(message)
+    if isinstance(message, dict) and message.get("audio"):
+        found += Media(opaque=True)  # chat: an earlier answer in speech, by its id
+    return found
+
+
+def _part(part: Any) -> Media:
+    """A message, an item, or a content part; arguments of calls are text, whatever they look like."""
+    if isinstance(part, list):
+        found = NONE
+        for each in part:
+            found += _part(each)
+        return found
+    if not isinstance(part, dict):
+        return NONE
+    kind = part.get("type") or next((name for name in _NAMED_BY_KEY if part.get(name)), "")
+    if kind in _IMAGES:
+        return _image(part)
+    if kind in _OPAQUE:
+        return Media(opaque=True)
+    if kind == "document":
+        source = part.get("source")
+        if not isinstance(source, dict) or source.get("type") not in ("text", "content"):
+            return Media(opaque=True)
+        return _part(source.get("content"))
+    return _part(part.get("content")) + _part(part.get("output"))
+
+
+def _image(part: dict[str, Any]) -> Media:
+    source = part.get("source")
+    if isinstance(source, dict):
+        content = source.get("data")
+        if source.get("type") == "base64" and isinstance(content, str):
+            return Media(1, 0, len(content))
+        return Media(1, 1)
+    url = part.get("image_url")
+    if isinstance(url, dict):
+        url = url.get("url")
+    if isinstance(url, str) and url.startswith("data:"):
+        return Media(1, 0, len(url))
+    return Media(1, 1)
+
+
+class _Weighed:
+    """Remembers what `weigh` said, by the hash of the message; two generations, as `json_slices.Checked`."""
+
+    def __init__(self, capacity: int = 8_192) -> None:
+        self._capacity = capacity
+        self._young: dict[int, Media] = {}
+        self._old: dict[int, Media] = {}
+
+    def of(self, key: int, message: memoryview) -> Media:
+        return self._young.get(key) or self._look(key, message)
+
+    def _look(self, key: int, message: memoryview) -> Media:
+        media = self._old.get(key) or weigh(message)
+        if len(self._young) >= self._capacity:
+            self._old, self._young = self._young, {}
+        self._young[key] = media
+        return media
+
+
+_WEIGHED = _Weighed()
+
+
+def of(facts: Facts) -> Media:
+    """What the messages of a request hold beside text. Each message is looked at once."""
+    if not facts.has_images:
+        return NONE
+    found = NONE
+    for segment in facts.segments:
+        if segment.kind == "message":
+            seen = _WEIGHED.of(segment.key, segment.raw) if segment.key else weigh(segment.raw)
+            if seen is not NONE:
+                found += seen
+    return found
