@@ -37,15 +37,15 @@ from gateway.settings import ConfigError, LogLevel, Mode, Problem, Settings, ens
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, SystemClock, open_database
-from gateway.storage.journal import Journal
-from gateway.storage.keys import SqlKeyStore
 from gateway.storage.explained import Explained
 from gateway.storage.journal import Journal
+from gateway.storage.keys import SqlKeyStore
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.lockfile import ServingLock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
 from gateway.storage.own_tasks import OwnTasks
+from gateway.storage.task_owners import SqlTaskOwners
 from gateway.storage.uncertain import uncertain
 from gateway.tasks import Tasks
 from gateway.telemetry.logs import AccessLog
@@ -249,6 +249,7 @@ class App:
             clock=self.clock,
             keys=keys,
             ledger=self.ledger,
+            task_owners=SqlTaskOwners(self.database),
             limits=limits,
             prefixes=prefixes,
             upstream=upstream,
@@ -268,6 +269,7 @@ class App:
             ),
             drains=Drains(DRAINS_MAX),
             breakers=settings.breakers,
+            cache_rules=lambda: settings.cache_rules,
             alert=self.alerts.breaker,
         )
 
@@ -284,7 +286,6 @@ class App:
 
             self._traced.setdefault(attempt.request_id, []).append(TracedAttempt(attempt, outcome))
             while len(self._traced) > TRACED_MAX:
-            cache_rules=lambda: settings.cache_rules,
                 del self._traced[next(iter(self._traced))]
 
     # --- listeners -----------------------------------------------------------------------------------------
@@ -325,11 +326,21 @@ class App:
                 task_limit_nano_usd=settings.task_budget_nano_usd,
                 on_change=self.ledger.revision_changed,
             ),
+            prefix=self._explained().request,
         )
         self.metrics.gauge(
             "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)
         )
         return edge
+
+    def _explained(self) -> Explained:
+        return Explained(self.database, self._rules)
+
+    def _rules(self, deployment: str) -> Rules:
+        """What the cache of a deployment does."""
+        settings = self.settings
+        found = next((d for d in settings.catalog.deployments if d.name == deployment), None)
+        return rules_for(settings.cache_rules, found, self.clock.now_ms())
 
     def _done(self, done: Done, write: Callable[[dict[str, object]], None]) -> None:
         status = 499 if done.client_gone and not done.status else done.status
@@ -341,22 +352,12 @@ class App:
                 status=status,
                 duration_s=duration_s,
                 first_token_s=done.first_token_s,
-            prefix=self._explained().request,
                 overhead_s=overhead_s,
             )
         if done.error:
             self.metrics.refusal(done.error)
         if self._tracing is not None:
             self._trace(self._tracing, done, status, duration_s)
-    def _explained(self) -> Explained:
-        return Explained(self.database, self._rules)
-
-    def _rules(self, deployment: str) -> Rules:
-        """What the cache of a deployment does."""
-        settings = self.settings
-        found = next((d for d in settings.catalog.deployments if d.name == deployment), None)
-        return rules_for(settings.cache_rules, found, self.clock.now_ms())
-
         write(
             {
                 "request_id": done.request_id,
@@ -411,6 +412,8 @@ class App:
                 team=Team,
                 usage=partial(reports.usage, self.database),
                 entries=partial(reports.entries, self.database),
+                prefix=self._explained().request,
+                misses=partial(reports.misses, self.database),
                 pepper=pepper,
                 catalog=world.catalog,
                 health=lambda: {
@@ -427,8 +430,6 @@ class App:
 
 
 class Randomness:
-                prefix=self._explained().request,
-                misses=partial(reports.misses, self.database),
     """Random bytes for ids, fetched from the kernel a few hundred ids at a time."""
 
     def __init__(self) -> None:

@@ -36,6 +36,15 @@ class KeyStore(Protocol):
         ...
 
 
+class TaskOwners(Protocol):
+    async def owner(self, task_id: str) -> str | None:
+        """The id of the key that owns the task; None if there is no such task.
+
+        Store down: tasks that were asked for before are known, others raise `Unavailable`.
+        """
+        ...
+
+
 class Ledger(Protocol):
     """The authority for money: SQLite or Postgres, behind one batcher. All methods are idempotent by attempt id."""
 
@@ -48,8 +57,8 @@ class Ledger(Protocol):
         *,
         landing: bool = False,
     ) -> Granted | Refused:
-        """Commit a hold in all budgets of all scopes, or nothing at all: of dollars and output tokens at most `ask`
-        and at least `least`, of input tokens and calls as asked.
+        """Commit a hold in all budgets of all scopes and of all tasks above the attempt's, or nothing at all: of
+        dollars and output tokens at most `ask` and at least `least`, of input tokens and calls as asked.
 
         None = the attempt cannot be bounded in that unit: refused by any hard budget in it, else held as 0.
         `landing`: the last answer of a task whose budget is used up; it may use what the budget keeps back for it.

@@ -114,6 +114,7 @@ _ALIASES = (
 )
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _VENDOR_SESSION = re.compile(r"x-(?!parent-)[a-z0-9][a-z0-9-]*-session-id")
+_TASK_ID = re.compile(r"task_[0-9a-f]{32}")
 _LEGACY_USER_ID = re.compile(r"user_.*_session_([0-9a-fA-F-]{36})")
 _BODY_HINTS = ("session_id", "conversation", "prompt_cache_key", "metadata.session_id", "metadata.task_id")
 
@@ -179,6 +180,11 @@ def task_id_of(key_id: str, external_id: str) -> str:
     """
     digest = hashlib.blake2b(f"{key_id}\0{external_id}".encode(), digest_size=16)
     return f"task_{digest.hexdigest()}"
+
+
+def is_task_id(name: str) -> bool:
+    """Whether it has the form of the gateway's own ids of tasks."""
+    return name.startswith("task_") and _TASK_ID.fullmatch(name) is not None
 
 
 #: All headers that any rule below looks at for a session, but for vendors' x-...-session-id.

@@ -89,6 +89,7 @@ class World:
     clock: Clock
     keys: KeyStore
     ledger: Ledger
+    task_owners: TaskOwners
     limits: Limits
     prefixes: PrefixIndex
     upstream: Upstream
@@ -108,6 +109,8 @@ class World:
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
     threads: Threads = field(default_factory=Threads)
     cache_rules: Callable[[], CacheRules] = CacheRules
+    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
+    outputs: Outputs = field(default_factory=Outputs)
     #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
     alert: Callable[[str, str, Mapping[str, object]], None] = _nobody
 

@@ -82,7 +82,13 @@ _TASKS = Sql(
     f"{SELECT_TASKS} WHERE ($1 = '' OR key_id = $1) AND ($2 = '' OR team_id = $2) AND last_at_ms < $3 "
     "ORDER BY last_at_ms DESC, task_id LIMIT $4"
 )
-_TASK = Sql(f"{SELECT_TASKS} WHERE task_id = $1 OR external_id = $1 ORDER BY last_at_ms DESC LIMIT 1")
+#: The task of that id, else one of each key that has tasks of that name: its latest.
+_TASK = Sql(
+    f"{SELECT_TASKS} t WHERE task_id = $1 OR (external_id = $1 AND NOT EXISTS "  # noqa: S608
+    "(SELECT 1 FROM task WHERE task_id = $1) AND NOT EXISTS (SELECT 1 FROM task later WHERE "
+    "later.external_id = $1 AND later.key_id = t.key_id AND (later.last_at_ms, later.task_id) > "
+    "(t.last_at_ms, t.task_id))) ORDER BY last_at_ms DESC LIMIT 10"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +252,16 @@ class Accounts:
         return [task_of(row) for row in found]
 
     async def get_task(self, task_id: str) -> Task:
-        """By its id, or by the id that its client gave it (the latest with that id). Raises `NotFound`."""
-        found = await self._rows(_TASK, task_id)
+        """By its id, or by the id that its client gave it (the latest of that key). Raises `NotFound`;
+        `InvalidRequest` for a name that clients of several keys use.
+        """
+        found = [task_of(row) for row in await self._rows(_TASK, task_id)]
         if not found:
             raise NotFound(f"there is no task {task_id}")
-        return task_of(found[0])
+        if len(found) > 1:
+            shown = ", ".join(f"{t.task_id} of key {t.key_id}" for t in found)
+            raise InvalidRequest(f"several keys have a task {task_id}: say which by its id: {shown}")
+        return found[0]
 
     # --- transactions --------------------------------------------------------------------------------
 

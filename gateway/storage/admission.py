@@ -10,8 +10,9 @@ import msgspec
 from gateway.core.budget import Budget, BudgetMode, decide, exhausted, fits, held_by, hold
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
 from gateway.core.task import ADMITTING, admits
-from gateway.storage import budget_rows, task_rows
+from gateway.storage import budget_rows, lines, task_rows
 from gateway.storage.budget_rows import Place
+from gateway.storage.lines import NO_LINE, TOO_DEEP, Line, Link
 from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
 #: The authority's clock, whether this replica may still admit, and whether anything changed: in one look.
@@ -32,7 +33,7 @@ _COUNT_STEPS = Sql(
     "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, "
     "created_at_ms, last_at_ms, steps) VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $8, $9) "
     "ON CONFLICT (task_id) DO UPDATE SET steps = task.steps + excluded.steps, last_at_ms = excluded.last_at_ms "
-    "RETURNING task_id, steps, state"
+    "RETURNING task_id, steps, state, parent_task_id, source"
 )
 _INSERT_HOLD = Sql(
     "INSERT INTO hold (attempt_id, replica_id, replica_epoch, amount_nano_usd, input_tokens, output_tokens, calls, "
@@ -83,15 +84,23 @@ class Budgeted:
 class Admitted:
     answers: list[Granted | Refused]
     budgeted: Budgeted
+    parents: Mapping[str, str]  # of the tasks of this batch whose rows were read and name one
 
 
 def admit(
-    asks: Sequence[Ask], lease: Lease, budgeted: Budgeted | None, task_limit: int | None, careful: bool
+    asks: Sequence[Ask],
+    lease: Lease,
+    budgeted: Budgeted | None,
+    task_limit: int | None,
+    parents: Mapping[str, str],
+    careful: bool,
 ) -> Tx[Admitted]:
-    """Decide `asks` in order and commit their holds; every ask sees the holds granted before it.
+    """Decide `asks` in order and commit their holds, in the budgets of their scopes and of all tasks above theirs;
+    every ask sees the holds granted before it.
 
-    Not `careful`, it takes all attempts for new and all tasks for running, and fails with `Conflict` at one that is
-    not. `task_limit` is the lifetime limit of tasks whose team has none of its own. Raises `LeaseExpired`, `Fenced`.
+    Not `careful`, it takes all attempts for new, all tasks for running and `parents` for all that rows of tasks name,
+    and fails with `Conflict` where that is wrong. `task_limit` is the lifetime limit of tasks whose team has none of
+    its own. Raises `LeaseExpired`, `Fenced`.
     """
     now_ms, revision = yield from _check_lease(lease)
     if budgeted is None or budgeted.revision != revision:
@@ -100,15 +109,18 @@ def admit(
     if careful:
         answered.update((yield from granted_before([ask.attempt.attempt_id for ask in asks])))
     new = [ask for ask in asks if ask.attempt.attempt_id not in answered]
-    by_scope = yield from _lock_budgets(new, budgeted, task_limit, now_ms)
+    links = yield from _read_links(new, parents, careful)
+    above = _lines(new, parents, links)
+    by_scope = yield from _lock_budgets(new, above, budgeted, task_limit, now_ms)
     states = (yield from _read_states(new)) if careful else {}
 
-    books = _Books(by_scope, now_ms)
+    books = _Books(by_scope, above, now_ms)
     for ask in new:
         attempt_id = ask.attempt.attempt_id
         if careful and attempt_id in answered:  # twice in one batch
             continue
-        answered[attempt_id] = books.answer(ask, states.get(ask.attempt.task_id))
+        stop = _stop_of(ask, states, books.line(ask), links)
+        answered[attempt_id] = books.answer(ask, stop)
 
     if not careful:
         # What was granted twice meets the unique index below; what is refused now may have been granted before.
@@ -120,35 +132,41 @@ def admit(
     if books.shadows:
         yield from budget_rows.announce([_shadow(books.budgets[i]) for i in sorted(books.shadows)], now_ms)
     if books.granted:
-        answered.update((yield from _write(books.granted, lease, now_ms)))
+        answered.update((yield from _write(books.granted, above, lease, now_ms)))
     if books.used_up:
         yield from task_rows.pause_used_up(books.used_up, now_ms)
-    return Admitted([answered[ask.attempt.attempt_id] for ask in asks], budgeted)
+    own = {ask.attempt.task_id for ask in new}
+    named = {t: up for t in own & links.keys() if (up := links[t].above) is not None}
+    return Admitted([answered[ask.attempt.attempt_id] for ask in asks], budgeted, named)
 
 
 class _Books:
     """The locked budgets of a batch while it is decided."""
 
-    def __init__(self, by_scope: Mapping[str, list[Budget]], now_ms: int) -> None:
+    def __init__(self, by_scope: Mapping[str, list[Budget]], above: _Lines, now_ms: int) -> None:
         self.budgets = {b.budget_id: b for found in by_scope.values() for b in found}
         self.granted: list[tuple[Ask, Granted, str]] = []
         self.touched: set[str] = set()
         self.shadows: set[str] = set()  # ids of shadow budgets that would have refused something
         self.used_up: dict[str, Refused] = {}  # task id -> what says that its budget is
         self._by_scope = by_scope
+        self._above = above
         self._now_ms = now_ms
         self._where: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
 
-    def answer(self, ask: Ask, state: str | None) -> Granted | Refused:
-        """Decide one ask, and hold what it is granted; `state` is its task's, None = it is running."""
-        budget_ids, places = self._budgets_of(ask.scopes)
+    def line(self, ask: Ask) -> Line:
+        return self._above.get(_member(ask), NO_LINE)
+
+    def answer(self, ask: Ask, stop: tuple[str, str] | None) -> Granted | Refused:
+        """Decide one ask, and hold what it is granted. `stop`: the task that admits nothing now, and its state."""
+        budget_ids, places = self._budgets_of(_scopes(ask, self.line(ask)))
         if not budget_ids:  # the common case, and the fast one
             answer = decide((), ask.amounts, ask.least, self._now_ms)
         else:
             held_in = [self.budgets[i] for i in budget_ids]
             answer = decide(held_in, ask.amounts, ask.least, self._now_ms, ask.landing)
-        if state is not None and not admits(state, ask.landing):
-            return _stopped(ask, answer, state)
+        if stop is not None:
+            return _stopped(answer, *stop)
         if isinstance(answer, Refused):
             own = f"task:{ask.attempt.task_id}"
             # What a window or a hold may bring back is worth another try; the rest waits for a person.
@@ -184,10 +202,25 @@ class _Books:
         return known
 
 
-def _stopped(ask: Ask, answer: Granted | Refused, state: str) -> Refused:
+def _stopped(answer: Granted | Refused, task_id: str, state: str) -> Refused:
     if isinstance(answer, Refused):
         return msgspec.structs.replace(answer, state=state)
-    return Refused(f"task:{ask.attempt.task_id}", 0, 0, 0, None, state=state)
+    return Refused(f"task:{task_id}", 0, 0, 0, None, state=state)
+
+
+def _stop_of(
+    ask: Ask, states: Mapping[str, str], line: Line, links: Mapping[str, Link]
+) -> tuple[str, str] | None:
+    """The task that keeps this ask from being admitted, be it its own or one above, and its state."""
+    own = ask.attempt.task_id
+    if line.too_deep:
+        return own, TOO_DEEP
+    if own in states and not admits(states[own], ask.landing):
+        return own, states[own]
+    for task_id in line.above:
+        if task_id in links and not admits(links[task_id].state, ask.landing):
+            return task_id, links[task_id].state
+    return None
 
 
 def _shadow(b: Budget) -> tuple[str, str, Mapping[str, object]]:
@@ -214,6 +247,36 @@ def _read_states(asks: Sequence[Ask]) -> Tx[dict[str, str]]:
     return {task_id: state for task_id, state in rows if state not in ADMITTING}
 
 
+#: (task, parent that its client names)
+_Member = tuple[str, str | None]
+_Lines = Mapping[_Member, Line]
+
+
+def _member(ask: Ask) -> _Member:
+    return ask.attempt.task_id, ask.attempt.parent_task_id
+
+
+def _scopes(ask: Ask, line: Line) -> tuple[str, ...]:
+    return (*ask.scopes, *(f"task:{t}" for t in line.above)) if line.above else ask.scopes
+
+
+def _read_links(asks: Sequence[Ask], parents: Mapping[str, str], careful: bool) -> Tx[dict[str, Link]]:
+    """What rows say of the tasks above those of `asks`; if `careful`, of those as well."""
+    start = {t for ask in asks for t in (ask.attempt.parent_task_id, parents.get(ask.attempt.task_id)) if t}
+    if careful:
+        start |= {ask.attempt.task_id for ask in asks}
+    return (yield from lines.links(start)) if start else {}
+
+
+def _lines(asks: Iterable[Ask], parents: Mapping[str, str], links: Mapping[str, Link]) -> _Lines:
+    """The lines of those that have one."""
+    found = {}
+    for task_id, named in {_member(ask) for ask in asks}:
+        if named is not None or task_id in parents or task_id in links:
+            found[task_id, named] = lines.line_of(task_id, (named, parents.get(task_id)), links)
+    return found
+
+
 def _check_lease(lease: Lease) -> Tx[tuple[int, int]]:
     rows = yield Fetch(_FACTS, (lease.replica_id,))
     if not rows:
@@ -234,30 +297,33 @@ def _read_budgeted(revision: int) -> Tx[Budgeted]:
 
 
 def _lock_budgets(
-    asks: Iterable[Ask], budgeted: Budgeted, task_limit: int | None, now_ms: int
+    asks: Iterable[Ask], above: _Lines, budgeted: Budgeted, task_limit: int | None, now_ms: int
 ) -> Tx[dict[str, list[Budget]]]:
     wanted: set[str] = set()
     task_limits: dict[str, int] = {}
     look_at_tasks = budgeted.any_task or task_limit is not None or bool(budgeted.task_limits)
     for ask in asks:
-        for scope in ask.scopes:
+        line = above.get(_member(ask), NO_LINE)
+        for scope in _scopes(ask, line):
             if not scope.startswith("task:"):
                 if scope in budgeted.scopes:
                     wanted.add(scope)
             elif look_at_tasks:
                 wanted.add(scope)
-        # A child's money is inside its parent's budget, which is among its scopes.
-        if look_at_tasks and ask.attempt.parent_task_id is None:
+        if look_at_tasks:
             limit = budgeted.task_limits.get(ask.attempt.team_id, task_limit)
-            own = f"task:{ask.attempt.task_id}"
-            if limit is not None and own in ask.scopes:
-                task_limits[own] = limit
+            # A run and all its children share one: the top of the line has it, were it only named so far.
+            top = f"task:{line.above[-1] if line.above else ask.attempt.task_id}"
+            if limit is not None and top in wanted:
+                task_limits[top] = limit
     if not wanted:
         return {}
     return (yield from budget_rows.lock(wanted, now_ms, task_limits))
 
 
-def _write(granted: Sequence[tuple[Ask, Granted, str]], lease: Lease, now_ms: int) -> Tx[dict[str, Granted]]:
+def _write(
+    granted: Sequence[tuple[Ask, Granted, str]], above: _Lines, lease: Lease, now_ms: int
+) -> Tx[dict[str, Granted]]:
     """Count the steps of tasks and insert the holds; returns the answers with their steps."""
     firsts: dict[str, int] = {}
     attempts: dict[str, Attempt] = {}
@@ -269,11 +335,18 @@ def _write(granted: Sequence[tuple[Ask, Granted, str]], lease: Lease, now_ms: in
         _COUNT_STEPS, [_task_row(attempts[t], now_ms, firsts[t]) for t in sorted(attempts)]
     )
     step = {}
-    for task_id, steps, state in rows:
+    for task_id, steps, state, parent, source in rows:
         if state not in ADMITTING and not all(
             admits(state, ask.landing) for ask, _, _ in granted if ask.attempt.task_id == task_id
         ):
             raise Conflict("a task admits nothing")
+        up = lines.above_of(parent, source)
+        if up not in (None, task_id) and not all(
+            up in above.get(_member(ask), NO_LINE).above
+            for ask, _, _ in granted
+            if ask.attempt.task_id == task_id
+        ):
+            raise Conflict("a task has a parent in whose budgets nothing was held")
         step[task_id] = steps - firsts[task_id]
     answers: dict[str, Granted] = {}
     holds = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -46,6 +46,7 @@ REPLAY_EVERY_S = 0.5
 REFUSAL_TTL_S = 1.0
 _CONFLICTS_MAX = 5
 _REFUSALS_MAX = 10_000
+_PARENTS_MAX = 50_000
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +70,8 @@ class SqlLedger:
         self._writer = database.writer
         self._lease = Lease(replica_id, 0)
         self._budgeted: Budgeted | None = None
+        #: of tasks whose clients named one before; a row's parent never changes
+        self._parents: dict[str, str] = {}
         self._refusals: dict[str, tuple[float, Refused]] = {}
         flights = self._writer.flights
         self._admissions: Batcher[Ask, Granted | Refused] = Batcher(
@@ -202,14 +205,14 @@ class SqlLedger:
         """Delete holds that ended, if they began longer ago than that. Returns how many."""
         return await self._until_none(lambda: leases.forget(older_than_ms))
 
-    async def ensure_partitions(self) -> None:
-        """Make the ledger's monthly partitions of Postgres for the months to come; nothing on SQLite.
-
-        Raises `LedgerUnavailable`.
     async def forget_misses(self, older_than_ms: int) -> int:
         """Delete what was said about prompts longer ago than that. Returns how many."""
         return await self._until_none(lambda: leases.forget_misses(older_than_ms))
 
+    async def ensure_partitions(self) -> None:
+        """Make the ledger's monthly partitions of Postgres for the months to come; nothing on SQLite.
+
+        Raises `LedgerUnavailable`.
         """
         try:
             await self._run_again(partial(ensure_partitions, self._database.postgres_dsn is not None))
@@ -237,7 +240,7 @@ class SqlLedger:
         careful = False
         deadline = self._clock.monotonic() + STORE_TIMEOUT_S
         for _ in range(_CONFLICTS_MAX):
-            tx = partial(admit, asks, self._lease, self._budgeted, self._task_limit, careful)
+            tx = partial(admit, asks, self._lease, self._budgeted, self._task_limit, self._parents, careful)
             try:
                 admitted = await self._run(tx, deadline)
             except Conflict:
@@ -257,6 +260,7 @@ class SqlLedger:
                 return [answer for ask in asks for answer in await self._admit([ask])]
             else:
                 self._budgeted = admitted.budgeted
+                self._remember_parents(admitted.parents)
                 return [*admitted.answers]
         return self._unavailable(asks, "the store was too busy")
 
@@ -381,6 +385,12 @@ class SqlLedger:
         except StoreDown as e:
             raise LedgerUnavailable from e
         return total
+
+    def _remember_parents(self, parents: Mapping[str, str]) -> None:
+        if parents:
+            if len(self._parents) >= _PARENTS_MAX:
+                self._parents.clear()
+            self._parents.update(parents)
 
     def _unavailable(self, asks: Sequence[Ask], why: object) -> list[Granted | Refused | Exception]:
         _log.warning("%d holds refused: %s", len(asks), why)

@@ -6,16 +6,17 @@ one correction, whatever any process believes, by two unique indexes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.core.catalog import Operation
 from gateway.core.entry import Attempt, Kind, Outcome, Settled, Unit
 from gateway.core.ids import ms_of
 from gateway.core.usage import Quality
-from gateway.storage import budget_rows, entry_rows, task_rows
+from gateway.storage import budget_rows, entry_rows, lines, task_rows
 from gateway.storage.budget_rows import Moves, Place
 from gateway.storage.entry_rows import Entry
+from gateway.storage.lines import Link
 from gateway.storage.tables import TOKEN_COLUMNS
 from gateway.storage.transact import Fetch, Row, Sql, Tx
 
@@ -160,20 +161,22 @@ def _read_posted(attempt_ids: list[str]) -> Tx[dict[str, _Posted]]:
 
 def _places(lost: Sequence[Attempt], now_ms: int) -> Tx[dict[str, str]]:
     """Where attempts are posted whose holds the store has lost: in the current budgets of their scopes."""
-    by_scope = yield from budget_rows.lock({s for a in lost for s in _scopes(a)}, now_ms)
+    links = yield from lines.links({t for a in lost for t in (a.task_id, a.parent_task_id) if t})
+    scopes = {a.attempt_id: _scopes(a, links) for a in lost}
+    by_scope = yield from budget_rows.lock({s for found in scopes.values() for s in found}, now_ms)
     yield from entry_rows.ensure_tasks(lost, now_ms)
     return {
         a.attempt_id: budget_rows.places_text(
-            map(Place.of, budget_rows.apart(b for s in _scopes(a) for b in by_scope.get(s, ())))
+            map(Place.of, budget_rows.apart(b for s in scopes[a.attempt_id] for b in by_scope.get(s, ())))
         )
         for a in lost
     }
 
 
-def _scopes(attempt: Attempt) -> list[str]:
+def _scopes(attempt: Attempt, links: Mapping[str, Link]) -> list[str]:
+    line = lines.line_of(attempt.task_id, (attempt.parent_task_id,), links)
     scopes = [f"tenant:{attempt.tenant_id}", f"team:{attempt.team_id}", f"key:{attempt.key_id}"]
-    scopes += [f"task:{t}" for t in (attempt.task_id, attempt.parent_task_id) if t]
-    return scopes
+    return scopes + [f"task:{t}" for t in (attempt.task_id, *line.above)]
 
 
 def _charged(ending: Ending, hold: _Hold | None) -> Charged:

@@ -27,8 +27,6 @@ from gateway.storage.transact import Fetch, Sql, Tx, json_text
 
 #: Steps whose average cost says what the next one may cost.
 PACE_STEPS = 10
-#: How task rows of declared tasks say where they come from.
-DECLARED = "declared"
 
 _NOW = Sql("SELECT now_ms()")
 _TASK = Sql(f"{SELECT_TASKS} WHERE task_id = $1")

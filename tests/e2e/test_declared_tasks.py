@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.settings import ensure_pepper
+from gateway.storage.accounts import Accounts
 from tests.support.running import Running, running
 
 
@@ -98,3 +100,44 @@ async def test_a_childs_slice_comes_back_when_it_is_done(store: str) -> None:
         assert (seen["held_usd"], seen["spent_usd"], seen["cost_usd"]) == ("0", ended["spent_usd"], "0")
         calls = next(b for b in seen["budgets"] if b["unit"] == "calls")
         assert (calls["spent"], calls["held"], calls["remaining"]) == (1, 0, 9)
+
+
+async def named(gw: Running, task: str, parent: str = "") -> tuple[int, str, Any]:
+    """A call with the owner's key that names its task: status, the task that it counted in, and the answer."""
+    content = "demo:output=100"
+    body = {"model": "demo-large", "max_tokens": 120, "messages": [{"role": "user", "content": content}]}
+    headers = {"X-Task-Id": task} | ({"X-Parent-Task-Id": parent} if parent else {})
+    async with gw.http.post("/v1/chat/completions", json=body, headers=headers) as answer:
+        return answer.status, answer.headers.get("x-task-id", ""), await answer.json()
+
+
+async def test_a_key_joins_its_own_tasks_by_their_ids_and_puts_children_below_them(store: str) -> None:
+    async with running(store) as gw:
+        declared = {"name": "lead", "budgets": [{"unit": "calls", "limit": 3}]}
+        _, task = await ask(gw, "POST", "/v1/tasks", body=declared)
+        lead = task["id"]
+
+        assert (await named(gw, lead))[:2] == (200, lead)
+        status, own, _ = await named(gw, "scout", parent=lead)
+        assert (status, own == lead) == (200, False)
+        # An id out of an answer's header is as good as a declared one, and needs its parent no more.
+        assert (await named(gw, own))[:2] == (200, own)
+        await gw.settle_all()
+        status, _, refusal = await named(gw, "scout-2", parent="scout")
+        assert status == 402
+        assert f"the budget of the task {lead} is used up: 3 calls spent" in refusal["error"]["message"]
+        _, seen = await ask(gw, "GET", f"/v1/tasks/{lead}")
+        assert (seen["steps"], seen["budgets"][0]["spent"]) == (1, 3)
+        assert [(child["id"], child["steps"]) for child in seen["children"]] == [(own, 2)]
+        assert (await gw.ledger_equals_bill()).differences == ()
+
+
+async def test_a_key_does_not_join_another_keys_task(store: str) -> None:
+    async with running(store) as gw:
+        _, theirs = await ask(gw, "POST", "/v1/tasks", body={"name": "theirs", "budgets": []})
+        accounts = Accounts(gw.app.database, actor="test")
+        _, other = await accounts.create_key(pepper=ensure_pepper(gw.app.settings), name="other")
+        gw.http.headers["Authorization"] = f"Bearer {other}"
+        status, own, _ = await named(gw, theirs["id"])
+        assert (status, own == theirs["id"]) == (200, False)
+        assert (await ask(gw, "GET", f"/v1/tasks/{theirs['id']}"))[1]["steps"] == 0

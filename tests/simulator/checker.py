@@ -39,6 +39,7 @@ class AttemptFacts:
 
     scopes: tuple[str, ...]
     task: str
+    parent: str | None = None  # as its client names it
     landing: bool = False
     granted: Amounts | None = None
     refused: bool = False
@@ -98,6 +99,7 @@ class Checker:
         self._posted: dict[Place, list[int]] = defaultdict(lambda: [0] * len(UNITS))
         self._admitted: dict[str, list[tuple[int, str]]] = defaultdict(list)  # budget -> (when, attempt)
         self._budget_since: dict[str, int] = {}
+        self._parents: dict[str, tuple[str, int]] = {}  # task -> the parent in its row, since which commit
         self._highest: dict[str, int] = defaultdict(int)  # limit that a budget ever had
         self._states: list[_State] = [_State(0, [])]
         self._states_before: dict[str, str] = {}
@@ -149,6 +151,8 @@ class Checker:
         for budget_id, _ in windows:
             self._budget_since.setdefault(budget_id, self._store.counts.commits)
         self._states_before = view.task_states(self._store)
+        for task, parent in view.named_parents(self._store):
+            self._parents.setdefault(task, (parent, self._store.counts.commits))
         self._states.append(_State(now_ms, self._rooms(windows, now_ms)))
 
     def _lease(self, replica_id: str, lease: _Lease, now_ms: int) -> None:
@@ -271,15 +275,26 @@ class Checker:
             if w.hard and within > self._highest[budget_id]:
                 self.violated("I1", f"{w.scope} and what is below it has {within} {w.unit} with {a}")
         if facts:
+            scopes = {*facts.scopes, *self._line(facts, session)}
             expected = {
                 place
                 for place, w in windows.items()
-                if w.scope in facts.scopes
+                if w.scope in scopes
                 and self._budget_since.get(place[0], session.began_after + 1) <= session.began_after
             }
             missing = expected - set(hold.places)
             if missing:
-                self.violated("I1", f"{a} of {facts.scopes} is not held in {sorted(missing)}")
+                self.violated("I1", f"{a} of {sorted(scopes)} is not held in {sorted(missing)}")
+
+    def _line(self, facts: AttemptFacts, session: Session) -> set[str]:
+        """The scopes of all tasks above the attempt's that were known when its transaction began."""
+        known = {t: parent for t, (parent, since) in self._parents.items() if since <= session.began_after}
+        above: set[str] = set()
+        level = {facts.parent, known.get(facts.task)}
+        while level := {t for t in level if t and t not in above}:
+            above |= level
+            level = {known.get(t) for t in level}
+        return {f"task:{t}" for t in above}
 
     def _counted(self, budget_id: str, unit: int, w: Window, at_ms: int, up_to_hold: bool = False) -> int:
         """What is posted and held in the window as it is at that time, attempt by attempt."""

@@ -152,6 +152,16 @@ MISSING = (
         frozenset({"task"}),
         lambda: Misread("RETURNING task_id, steps, state", _with(2, "running")),
     ),
+    MissingGuard(
+        "the tasks above a task's parent",
+        frozenset({"I1"}),
+        lambda: Misread("SELECT task_id, parent_task_id, source, state FROM task", lambda _: []),
+    ),
+    MissingGuard(
+        "the parent that a child no longer names",
+        frozenset({"I1"}),
+        lambda: Misread("RETURNING task_id, steps, state, parent_task_id", _with(3, None)),
+    ),
     MissingGuard("the journal", frozenset({"I2", "leak"}), ledger=KeepsNoJournal),
     MissingGuard(
         "the hold that comes back when its caller has left", frozenset({"leak"}), ledger=GivesNothingBack

@@ -42,7 +42,8 @@ class Call(Op):
     replica: int
     key: int
     task: int
-    child: bool
+    below: int  # levels below the task: a child that the client names, or a child of that
+    names_parent: bool  # if it is below
     most: int
     least: int
     share: float
@@ -249,13 +250,15 @@ def _tasks(rng: Random) -> tuple[Declare, ...]:
 
 def _call(rng: Random, s: Schedule, at_s: float, number: int) -> Call:
     most = rng.choice((50, 100, 100, 200, 400))
+    family = Random(f"{s.seed} family {number}")
     return Call(
         at_s=at_s,
         number=number,
         replica=rng.randrange(s.replicas),
         key=rng.randrange(len(KEYS)),
         task=TASKS + rng.randrange(9) if s.tasks and rng.random() < 0.6 else rng.randrange(TASKS),
-        child=rng.random() < 0.2,
+        below=(1 + (family.random() < 0.4)) * (rng.random() < 0.2),
+        names_parent=family.random() < 0.7,
         most=most,
         least=rng.choice((most, most, most // 2, 1)),
         share=rng.choice((0.0, 0.1, 0.5, 0.9, 1.0)),

@@ -61,8 +61,9 @@ class Traffic:
                 return
             # A task-scoped key is its owner's.
             task, (key, team) = declared[op.task % len(declared)], KEYS[0]
-        elif op.child:
-            task, parent = f"{task}c", task
+        if op.below:
+            above = task + "c" * (op.below - 1)
+            task, parent = f"{above}c", above if op.names_parent else None
         if process.keys is not None and not await self._key_works(process, key):
             world.counts["key refused"] += 1
             return
@@ -102,7 +103,9 @@ class Traffic:
         """Returns whether another attempt may follow."""
         world = self._world
         scopes = calls.scopes_of(a)
-        facts = world.checker.attempts[a.attempt_id] = AttemptFacts(scopes, a.task_id, op.landing)
+        facts = world.checker.attempts[a.attempt_id] = AttemptFacts(
+            scopes, a.task_id, a.parent_task_id, op.landing
+        )
         if a.attempt_no == 1:
             self.first_tries[a.task_id].add(a.attempt_id)
         wish = calls.wish(op.most, op.least, op.landing)

@@ -153,6 +153,14 @@ def task_states(store: Store) -> dict[str, str]:
     return dict(store.rows("SELECT task_id, state FROM task"))
 
 
+def named_parents(store: Store) -> list[tuple[str, str]]:
+    """(task, parent) of those that clients named; the money of a declared child is a slice of its parent's."""
+    return store.rows(
+        "SELECT task_id, parent_task_id FROM task WHERE parent_task_id IS NOT NULL AND source <> 'declared' "
+        "ORDER BY task_id"
+    )
+
+
 def steps(store: Store) -> dict[str, int]:
     return dict(store.rows("SELECT task_id, steps FROM task"))
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.budget import OnExceed
 from gateway.core.entry import Granted, Kind, Refused, Settled
-from gateway.core.errors import LedgerUnavailable
+from gateway.core.errors import InvalidRequest, LedgerUnavailable
 from gateway.core.usage import Quality, Usage
 from gateway.storage import reports
 from gateway.storage.accounts import Accounts, Team
@@ -111,6 +111,23 @@ async def test_a_hold_becomes_one_entry_and_gives_the_rest_back(world: World) ->
         1,
         70,
     )
+
+
+async def test_a_task_is_found_by_its_id_before_any_that_is_called_so(world: World) -> None:
+    ledger, _, accounts = world
+    for task_id, key_id, name in [
+        ("task_a", "key00001", "nightly"),
+        ("task_b", "key00001", "nightly"),
+        ("task_c", "key00002", "task_a"),
+    ]:
+        a = attempt(task_id=task_id, key_id=key_id, task_source="header", task_external_id=name)
+        await reserve(ledger, a, 1)
+    assert (await accounts.get_task("task_a")).key_id == "key00001"
+    assert (await accounts.get_task("nightly")).task_id == "task_b", "the latest of its key"
+
+    await reserve(ledger, attempt(task_id="task_d", key_id="key00002", task_external_id="nightly"), 1)
+    with pytest.raises(InvalidRequest, match="task_d of key key00002, task_b of key key00001"):
+        await accounts.get_task("nightly")
 
 
 @pytest.mark.parametrize("n", [32, 300])

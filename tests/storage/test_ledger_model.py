@@ -7,6 +7,7 @@ import itertools
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ _examples = itertools.count(1)
 
 @dataclass(frozen=True)
 class Ask:
-    task: int  # which task, and with it which budgets
+    task: int  # which task, and with it which budgets; see `PARENTS`
     amount: int
     least: int
 
@@ -47,7 +48,9 @@ class Limit:
     limit: int
 
 
-asks = st.builds(Ask, st.integers(0, 2), st.integers(0, 60), st.integers(0, 60))
+#: A child that a client names, and a child of that.
+PARENTS = {3: 0, 4: 3}
+asks = st.builds(Ask, st.integers(0, 4), st.integers(0, 60), st.integers(0, 60))
 ends = st.builds(
     End, st.integers(0, 40), st.integers(0, 70), st.sampled_from([Kind.POST, Kind.VOID, Kind.CHARGE_UNKNOWN])
 )
@@ -73,12 +76,15 @@ class Model:
         self.lowered = False
 
     def reserve(
-        self, a: Attempt, where: tuple[str, ...], amount: int, least: int, state: str
+        self, where: list[str], amount: int, least: int, states: dict[str, str], a: Attempt
     ) -> Granted | Refused:
+        """`where`: its scopes, its task and those above that last, the nearest first."""
         held_in = [s for s in where if s in self.budgets]
         answer = decide([self.budgets[s] for s in held_in], usd(amount), usd(least), 0)
-        if isinstance(answer, Granted) and state not in ADMITTING:
-            return Refused(f"task:{a.task_id}", 0, 0, 0, None, state=state)
+        for scope in where:
+            state = states.get(scope.removeprefix("task:"), "running")
+            if isinstance(answer, Granted) and state not in ADMITTING:
+                return Refused(scope, 0, 0, 0, None, state=state)
         if isinstance(answer, Granted):
             self.holds[a.attempt_id] = (answer.amount_nano_usd, held_in)
             for s in held_in:
@@ -105,7 +111,7 @@ class Model:
 
 async def play(ledger: SqlLedger, accounts: Accounts, schedule: list[list[object]], exact: bool) -> None:
     n = next(_examples)
-    team, tasks = f"team:t{n}", [f"task_{n}_{i}" for i in range(3)]
+    team, tasks = f"team:t{n}", [f"task_{n}_{i}" for i in range(5)]
     await accounts.put_team(Team(f"t{n}"))
     limits = {team: 150, f"task:{tasks[0]}": 100, f"task:{tasks[1]}": 60}
     model = Model({s: await accounts.set_budget(s, limit) for s, limit in limits.items()})
@@ -114,16 +120,19 @@ async def play(ledger: SqlLedger, accounts: Accounts, schedule: list[list[object
     for now in schedule:
         ledger.revision_changed()  # refusals from memory are older than the model
         if isinstance(now[0], Ask):
-            new = [(x, attempt(team_id=f"t{n}", task_id=tasks[x.task])) for x in now if isinstance(x, Ask)]
+            new = [
+                (x, attempt(team_id=f"t{n}", task_id=tasks[x.task], parent_task_id=parent))
+                for x in now
+                if isinstance(x, Ask)
+                for parent in [tasks[PARENTS[x.task]] if x.task in PARENTS else None]
+            ]
             states = {t.task_id: t.state for t in await accounts.list_tasks(team_id=f"t{n}")}
             answers = await asyncio.gather(
                 *(ledger.reserve(a, scopes(a), usd(x.amount), usd(x.least)) for x, a in new)
             )
             for (x, a), answer in zip(new, answers, strict=True):
                 if exact:
-                    expected = model.reserve(
-                        a, scopes(a), x.amount, x.least, states.get(a.task_id, "running")
-                    )
+                    expected = model.reserve(line(a, x.task, tasks, states), x.amount, x.least, states, a)
                     assert (type(answer), _money(answer)) == (type(expected), _money(expected))
                 if isinstance(answer, Granted):
                     made.append(a)
@@ -156,6 +165,14 @@ async def play(ledger: SqlLedger, accounts: Accounts, schedule: list[list[object
             elif not may_be_over:
                 assert stored.room >= 0
     await asyncio.gather(*(ledger.settle(a, outcome(1)) for a in made))
+
+
+def line(a: Attempt, task: int, tasks: list[str], known: Container[str]) -> list[str]:
+    """All scopes in which an attempt of that task is held: what is above its parent is known from its parent's row."""
+    above = [task]
+    while above[-1] in PARENTS and (above[-1] == task or tasks[above[-1]] in known):
+        above.append(PARENTS[above[-1]])
+    return [*scopes(a)[:3], *(f"task:{tasks[i]}" for i in above)]
 
 
 def _money(answer: Granted | Refused) -> tuple[object, ...]:

@@ -91,6 +91,16 @@ class MemoryKeys:
         return self.records.get(key_id)
 
 
+class MemoryTaskOwners:
+    """`ports.TaskOwners` out of a dict: task id -> key id."""
+
+    def __init__(self) -> None:
+        self.owners: dict[str, str] = {}
+
+    async def owner(self, task_id: str) -> str | None:
+        return self.owners.get(task_id)
+
+
 class Silent:
     """`ports.Observer` with nothing to do: the ledger remembers."""
 
@@ -120,6 +130,7 @@ class SmallWorld:
     price: bool = True
     random: Callable[[], float] = lambda: 0.0
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    task_owners: MemoryTaskOwners = field(default_factory=MemoryTaskOwners)
     done: list[Done] = field(default_factory=list)
     faults: list[BaseException] = field(default_factory=list)
     not_ready: list[str] = field(default_factory=list)
@@ -148,6 +159,7 @@ class SmallWorld:
             clock=clock,
             keys=MemoryKeys(self.record),
             ledger=self.ledger,
+            task_owners=self.task_owners,
             limits=MemoryLimits(),
             prefixes=MemoryPrefixIndex(clock.monotonic),
             upstream=Upstreams(self._upstream, None),
