@@ -117,6 +117,7 @@ class CacheRule:
     key_header: str = ""  # on chat, instead of `key`
     key_means: KeyMeans | None = None
     isolation: str = ""
+    billing_header: bool = False  # reads Claude Code's billing line, so it is no nonce there
     mid_conversation_system: bool | None = None
     mid_conversation_tools: bool | None = None
     valid_from: date | None = None

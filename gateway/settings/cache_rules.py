@@ -107,6 +107,7 @@ def _rule(item: Section, today: date) -> CacheRule | None:
             key_header=item.text("key_header"),
             key_means=item.optional_choice("key_means", KeyMeans),
             isolation=item.text("isolation"),
+            billing_header=item.flag("billing_header", False),
             mid_conversation_system=_optional_flag(item, "mid_conversation_system"),
             mid_conversation_tools=_optional_flag(item, "mid_conversation_tools"),
             valid_from=_day(item, "valid_from"),

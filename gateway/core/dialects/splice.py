@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from gateway.core.catalog import Operation
 from gateway.core.dialects import anthropic_messages, openai_chat, openai_responses
-from gateway.core.dialects.facts import Edits, Facts
+from gateway.core.dialects.facts import Edits, Facts, Splice
 from gateway.core.dialects.json_slices import DuplicateMember, members
 
 #: operation -> members that bound the output; the first is what is inserted when none is there
@@ -18,17 +18,14 @@ _BOUNDS = {
 }
 _DICT = msgspec.json.Decoder(dict[str, Raw])
 
-#: (start, end, replacement)
-Splice = tuple[int, int, bytes]
-
 
 def render(facts: Facts, body: bytes, edits: Edits) -> tuple[bytes | memoryview, ...]:
     """`body` with `edits`, in pieces to be written in order; `(body,)` when nothing changes.
 
     Each edit replaces the member's value, or inserts the member right after the value of "model".
     """
-    splices: list[Splice] = []
-    inserts = b""
+    splices: list[Splice] = [*edits.splices]
+    inserts = edits.members
     spans = facts.spans.members
     if edits.model is not None and edits.model != facts.model:
         splices.append((*spans["model"], msgspec.json.encode(edits.model)))

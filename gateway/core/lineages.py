@@ -1,0 +1,153 @@
+"""What is remembered of each run of requests, so that a step costs what it adds to the one before.
+
+A lineage is the requests of one caller and client that share their opening: the system prompt and the first message.
+Tools are not part of it, so that a list of tools that comes in another order is still the same run. Bounded, in this
+process; what is forgotten costs a marker that is placed by the roles alone, or an order that is learned again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.core.dialects.blocks import Messages, asks_long, client_markers
+from gateway.core.dialects.facts import Facts, Segments
+from gateway.core.markers import Outline
+from gateway.core.prefix import digest, divergence
+
+#: Gaps between turns from which a cache life is chosen: the latest ones.
+GAPS_MAX = 16
+#: A turn that comes sooner is a parallel call or a retry of the same turn.
+_LEAST_GAP_S = 0.5
+Scope = tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Lineage:
+    """One run. `steps` counts its requests; `entries` are the segments up to which the last one left cache entries."""
+
+    steps: int = 0
+    seen_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
+    life: str = ""  # the longer life that was chosen for it, once and for all
+    links: tuple[bytes, ...] = ()
+    marks: tuple[int, ...] = ()
+    keys: list[int] = field(default_factory=list)
+    outline: Outline | None = None
+    tools: dict[bytes, int] = field(
+        default_factory=dict
+    )  # first-seen tools: digest of the set -> key of their bytes
+
+    def entries(self, links: tuple[bytes, ...]) -> tuple[int, ...]:
+        """The marks of the request before that are still where they were."""
+        same = divergence(self.links, links)
+        return tuple(mark for mark in self.marks if mark < same)
+
+
+class Lineages:
+    """Lineages by opening, least recently used out first: at most `lineages_max`, and `segments_max` of all together."""
+
+    def __init__(self, lineages_max: int = 20_000, segments_max: int = 400_000) -> None:
+        self._lineages_max = lineages_max
+        self._segments_max = segments_max
+        self._segments = 0
+        self._lineages: OrderedDict[tuple[Scope, bytes], Lineage] = OrderedDict()
+        self._heads: OrderedDict[bytes, float] = OrderedDict()
+        self._messages = Messages()
+
+    def find(self, scope: Scope, segments: Segments) -> Lineage:
+        """The lineage of a request of `scope` (who asks, with what, under which session)."""
+        return self.at(scope, opening(segments))
+
+    def at(self, scope: Scope, opening: bytes) -> Lineage:
+        key = (scope, opening)
+        found = self._lineages.get(key)
+        if found is not None:
+            self._lineages.move_to_end(key)
+            return found
+        while self._lineages and (
+            len(self._lineages) >= self._lineages_max or self._segments > self._segments_max
+        ):
+            _, dropped = self._lineages.popitem(last=False)
+            self._segments -= len(dropped.keys)
+        found = self._lineages[key] = Lineage()
+        return found
+
+    def arrive(self, lineage: Lineage, now_s: float) -> None:
+        """A request of this run has come: once per request, whatever its attempts."""
+        gap_s = now_s - lineage.seen_s
+        if lineage.steps and gap_s >= _LEAST_GAP_S:
+            lineage.gaps_s.append(gap_s)
+            del lineage.gaps_s[:-GAPS_MAX]
+        lineage.steps += 1
+        lineage.seen_s = now_s
+
+    def outline(self, lineage: Lineage, facts: Facts, body: bytes) -> Outline:
+        """The outline of this request; valid until the next one of the same lineage asks for its own."""
+        segments = facts.segments
+        keys = segments.keys
+        known, old = lineage.outline, lineage.keys
+        same = len(old) if old == keys[: len(old)] else _common(old, keys)
+        first = next((i for i in range(min(3, len(keys))) if segments[i].kind == "message"), len(keys))
+        if known is None or same < first or known.first != first or 0 in keys:
+            known, same = Outline(False, False, [], [], [], []), 0
+        del known.messages[max(0, same - first) :], known.sizes[same:], known.blocks[same:]
+        while known.marked and known.marked[-1] >= same:
+            known.marked.pop()
+        for i in range(same, len(keys)):
+            self._append(known, segments, i, facts.tool_count)
+        self._segments += len(keys) - len(old)
+        lineage.keys, lineage.outline = keys, known
+        automatic = facts.spans.members.get("cache_control")
+        known.automatic = automatic is not None and body[automatic[0] : automatic[1]] != b"null"
+        return known
+
+    def _append(self, outline: Outline, segments: Segments, i: int, tool_count: int) -> None:
+        segment = segments[i]
+        size = outline.sizes[-1] if outline.sizes else 0
+        blocks = outline.blocks[-1] if outline.blocks else 0
+        if segment.kind == "message":
+            message = self._messages.of(segment)
+            outline.messages.append(message)
+            added, markers = message.blocks, message.markers
+        else:
+            raw = segment.raw.tobytes()
+            outline.tools |= segment.kind == "tools"
+            outline.system |= segment.kind == "system"
+            added = tool_count if segment.kind == "tools" else max(1, raw.count(b'"type"'))
+            markers = client_markers(raw)
+            # A long life at the head may be followed by anything.
+            if markers and asks_long(raw):
+                markers = max(markers, 1)
+        outline.sizes.append(size + len(segment.raw))
+        outline.blocks.append(blocks + added)
+        outline.marked += [i] * markers
+
+    def head_seen(self, links: Sequence[bytes], head: int, now_s: float, life_s: float) -> bool:
+        """Whether any prompt began with these tools and this system prompt at most `life_s` ago; this one does now."""
+        if not 0 <= head < len(links):
+            return False
+        seen_s = self._heads.pop(links[head], None)
+        self._heads[links[head]] = now_s
+        if len(self._heads) > self._lineages_max:
+            self._heads.popitem(last=False)
+        return seen_s is not None and now_s - seen_s < life_s
+
+
+def opening(segments: Segments) -> bytes:
+    """What a lineage is known by: the first two segments that are not tools."""
+    start = 1 if segments and segments[0].kind == "tools" else 0
+    return b"".join(digest(segments[i]) for i in range(start, min(start + 2, len(segments))))
+
+
+def _common(old: list[int], new: list[int]) -> int:
+    """How many leading keys are equal, by bisection: all but a few are, as a rule."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if old[low:middle] == new[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

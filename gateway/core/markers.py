@@ -1,0 +1,254 @@
+"""Where a request marks its prefix for the provider's cache. Pure: rules and an outline of the prompt in, marks out.
+
+In order of what they are worth, as far as the provider's limit leaves room beside the client's own marks:
+1. the tail, the end of what the client sent: the next step reads up to there;
+2. an anchor where the step before ended, if more came since than a marker looks back over: without it nothing of
+   the history is found (anthropics/claude-code#63930: eleven parallel tool calls are 22 blocks);
+3. the head, the end of the system prompt, which other runs share;
+4. the tools, which outlive a changed system prompt.
+Marks below the model's minimum are left out, and all but the head of what is probably one call alone: a write that
+nobody reads costs more than no write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.core.cache_rules import CacheRule, Life, LookbackUnit, Style
+from gateway.core.catalog import Operation
+from gateway.core.dialects.blocks import Message
+
+#: 3.5 bytes a token. Rather too many tokens than too few: a mark below the minimum costs nothing, a missing one does.
+_TOKENS_NUM, _TOKENS_DEN = 2, 7
+#: How far before an end that takes no mark another place is looked for.
+_TAILS_MAX = 32
+
+
+def estimate_tokens(size_bytes: int) -> int:
+    return size_bytes * _TOKENS_NUM // _TOKENS_DEN
+
+
+@dataclass(slots=True)
+class Outline:
+    """A prompt by its segments: tools and system if there are any, then messages. Lists have one entry per segment.
+
+    `sizes` and `blocks` count from the beginning to the end of the segment, itself included.
+    """
+
+    tools: bool
+    system: bool
+    messages: list[Message]
+    sizes: list[int]
+    blocks: list[int]
+    marked: list[int]  # segments with markers of the client's own
+    automatic: bool = False  # the client asked for automatic caching, which marks the last block
+
+    @property
+    def first(self) -> int:
+        """The first message's segment."""
+        return len(self.sizes) - len(self.messages)
+
+    def message(self, segment: int) -> Message:
+        return self.messages[segment - self.first]
+
+    @property
+    def head(self) -> int:
+        """The last segment of the system prompt, or of the tools if there is none; -1 without either."""
+        if self.system:
+            return self.first - 1
+        end = self.first
+        while end < len(self.sizes) and self.message(end).system:
+            end += 1
+        return end - 1
+
+    @property
+    def tail(self) -> int:
+        """The last message that the next step keeps and that can be marked; -1 if there is none.
+
+        Trailing system messages are reminders that clients move along (Aider); answers cannot carry a mark.
+        """
+        at = len(self.sizes) - 1
+        while at >= self.first and (self.message(at).system or self.message(at).role in ("assistant", "")):
+            at -= 1
+        return at if at >= self.first else -1
+
+    @property
+    def answered(self) -> bool:
+        return any(m.assistant for m in self.messages)
+
+    def before_last_answer(self) -> int:
+        """Where the step before this one ended, judged by the roles alone; -1 if this is the first."""
+        at = len(self.sizes) - 1
+        while at >= self.first and not self.message(at).assistant:
+            at -= 1
+        while at >= self.first and self.message(at).assistant:
+            at -= 1
+        return at if at >= self.first else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`segment` counts from the beginning of the prompt; `life` is a TTL's name, "" = the provider's default."""
+
+    segment: int
+    life: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    marks: tuple[Mark, ...] = ()
+    why: str = ""  # one line for people: why there are none
+
+    @property
+    def long(self) -> bool:
+        return any(mark.life for mark in self.marks)
+
+
+def plan(
+    rule: CacheRule,
+    operation: Operation,
+    outline: Outline,
+    *,
+    continued: bool,
+    head_seen: bool = False,
+    entries: Sequence[int] = (),
+    life: Life | None = None,
+    can_mark: Callable[[int], bool] = lambda _segment: True,
+    tail: int | None = None,
+    extra_tail: bool = False,
+) -> Plan:
+    """The marks to add, in prompt order.
+
+    `continued`: more requests with this beginning came or will come (a run, not one call alone). `head_seen`: another
+    prompt had the same tools and system within their life. `entries`: segments up to which an earlier request of
+    this run left cache entries, if that is known. `life`: what to ask for instead of the default life. `can_mark`:
+    whether a segment has a block that takes a mark. `extra_tail`: mark the tail also where the provider marks the end
+    by itself, because what stands behind the tail will not be there in the next step.
+    """
+    marker = rule.markers.get(operation, "")
+    if not marker or rule.max_breakpoints is None:
+        return Plan(why="requests here cannot mark")
+    if not rule.reads_cheaper:
+        return Plan(why="a hit costs what input costs")
+    if rule.min_prefix_tokens and estimate_tokens(outline.sizes[-1]) < rule.min_prefix_tokens:
+        return Plan(why="below the minimum")
+    implicit = rule.style is Style.BOTH and marker == "prompt_cache_breakpoint"
+    room = rule.max_breakpoints - client_marks(outline) - outline.automatic - implicit
+    if room <= 0:
+        return Plan(why="the client's own markers leave no room")
+    end = outline.tail if tail is None else tail
+    wished = _wished(rule, outline, continued, head_seen, entries, end, implicit and not extra_tail)
+    if not wished:
+        return Plan(why="one call alone" if not continued else "nothing is gained by another marker")
+    taken: list[int] = []
+    for acceptable in wished:
+        chosen = next((s for s in acceptable if _worth(rule, outline, s) and can_mark(s)), None)
+        if chosen is not None and chosen not in taken and len(taken) < room:
+            taken.append(chosen)
+    return Plan(tuple(_with_lives(rule, outline, sorted(taken), life)))
+
+
+def client_marks(outline: Outline) -> int:
+    """At least as many as the client placed: `marked` names a segment once per marker."""
+    return len(outline.marked)
+
+
+def _wished(
+    rule: CacheRule,
+    outline: Outline,
+    continued: bool,
+    head_seen: bool,
+    entries: Sequence[int],
+    tail: int,
+    tail_is_implicit: bool,
+) -> list[Sequence[int]]:
+    """Acceptable segments for each mark, the most valuable mark first."""
+    marked = set(outline.marked)
+    head = outline.head
+    wished: list[Sequence[int]] = []
+    before = max((e for e in entries if head < e < tail), default=-1)
+    if before < 0:
+        before = outline.before_last_answer()
+    # A client that marks its own tail does so in every step; where it only marks its head, the history is ours.
+    own_tail = outline.automatic or any(s > max(before, head) for s in marked)
+    if continued and tail > head and not own_tail and not tail_is_implicit:
+        # What holds no text, an empty tool result, takes no mark: then the nearest message before it.
+        latest = range(tail, max(before - 1, head, outline.first - 1, tail - _TAILS_MAX), -1)
+        wished.append([s for s in latest if not outline.message(s).assistant and s not in marked])
+    if continued and before > head:
+        end = min((s for s in marked if s > before), default=tail)
+        if before not in marked and _overrun(rule, outline, before, end):
+            wished.append([s for s in _near(rule, outline, before, end) if s not in marked])
+    # A head that a mark of the client's own covers, or tools that do, are the client's business.
+    if (continued or head_seen) and head >= 0 and not any(s <= head for s in marked):
+        wished.append((head,))
+        if outline.tools and head > 0:
+            wished.append((0,))
+    return wished
+
+
+def _overrun(rule: CacheRule, outline: Outline, earlier: int, later: int) -> bool:
+    """A mark on `later` does not look back as far as an entry that ends with `earlier`."""
+    if rule.lookback is None:
+        return False
+    if rule.lookback_unit is LookbackUnit.MESSAGE_END:
+        return later - earlier > rule.lookback
+    return outline.blocks[later] - outline.blocks[earlier] >= rule.lookback
+
+
+def _near(rule: CacheRule, outline: Outline, entry: int, end: int) -> list[int]:
+    """Segments from which an entry at `entry` is found, itself first; answers cannot be marked."""
+    near = []
+    for at in range(entry, end):
+        if _overrun(rule, outline, entry, at):
+            break
+        if not outline.message(at).assistant:
+            near.append(at)
+    return near
+
+
+def _worth(rule: CacheRule, outline: Outline, segment: int) -> bool:
+    return estimate_tokens(outline.sizes[segment]) >= (rule.min_prefix_tokens or 0)
+
+
+def _with_lives(rule: CacheRule, outline: Outline, segments: Sequence[int], life: Life | None) -> list[Mark]:
+    """A longer life may not follow a shorter one, the client's own included."""
+    longs = [s for s in outline.marked if s >= outline.first and outline.message(s).long]
+    last_long = max(longs, default=-1)
+    longer = next((x.name for x in rule.lives[1:]), "")
+    marks = []
+    for segment in segments:
+        if segment < last_long:
+            if longer:
+                marks.append(Mark(segment, longer))
+        elif life is not None and not outline.marked and not outline.automatic:
+            marks.append(Mark(segment, life.name))
+        else:
+            marks.append(Mark(segment))
+    return marks
+
+
+# --- which life -----------------------------------------------------------------------------------------
+
+
+def better_life(rule: CacheRule, operation: Operation, gaps_s: Sequence[float]) -> Life | None:
+    """The life that will cost less for a run whose next gaps are like its last ones; None = the default life.
+
+    In thousandths of the input price of its prompt: a gap longer than a life writes all of it again, any other reads
+    it; the turns together add as much again; and now a longer life has to be written anew, where the default one
+    may still be there.
+    """
+    menu = [life for life in rule.lives_on(operation) if life.life_s is not None]
+    if len(menu) < 2 or not gaps_s or rule.read_milli is None:
+        return None
+    default, *others = menu
+    read = rule.read_milli
+
+    def cost(life: Life) -> int:
+        lost = [gap_s >= (life.life_s or 0) for gap_s in gaps_s]
+        now = life.write_milli if life is not default or lost[-1] else read
+        return now + sum(life.write_milli if gone else read for gone in lost) + life.write_milli
+
+    best = min(others, key=cost)
+    return best if cost(best) < cost(default) else None

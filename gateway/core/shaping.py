@@ -1,0 +1,319 @@
+"""What the gateway does to a prompt on its way to a provider: named, versioned transforms, chosen by a level.
+
+    observe    nothing is changed
+    safe       only what cannot change the meaning: tools as first seen, a client's nonce left out, markers, a cache key
+    relocate   volatile lines of the system prompt also move behind the stable part
+
+Everything is a splice over the bytes as received: what no splice names stays byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from gateway.core.cache_rules import CacheRule, KeyMeans, Life, Style
+from gateway.core.catalog import Operation
+from gateway.core.dialects import blocks
+from gateway.core.dialects.facts import Facts, Splice
+from gateway.core.lineages import Lineage, Lineages, Scope
+from gateway.core.markers import Mark, Outline, better_life, plan
+from gateway.core.tool_sets import ToolSets
+
+#: Shorter bodies hold no prefix that any provider caches.
+LEAST_BYTES = 1_024
+_NONCE = b"x-anthropic-billing-header:"
+
+
+class Level(StrEnum):
+    OBSERVE = "observe"
+    SAFE = "safe"
+    RELOCATE = "relocate"
+
+
+class Transform(StrEnum):
+    """A change to a request. The number is its version: another number, other bytes."""
+
+    TOOLS = "tools_first_seen@1"
+    NONCE = "billing_nonce@1"
+    MARKERS = "markers@1"
+    CACHE_KEY = "cache_key@1"
+    RELOCATE = "relocate@1"
+
+
+@dataclass(frozen=True, slots=True)
+class CachingPolicy:
+    """Which level holds for whom: the narrowest that says one, in the order request, key, team, deployment, all."""
+
+    level: Level = Level.SAFE
+    keys: Mapping[str, Level] = field(default_factory=dict)
+    teams: Mapping[str, Level] = field(default_factory=dict)
+    deployments: Mapping[str, Level] = field(default_factory=dict)
+    off: frozenset[Transform] = frozenset()
+
+    def level_for(self, asked: Level | None, key_id: str, team_id: str, deployment: str) -> Level:
+        if asked is not None:
+            return asked
+        return (
+            self.keys.get(key_id) or self.teams.get(team_id) or self.deployments.get(deployment) or self.level
+        )
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What is to be shaped, for whom, and for which target."""
+
+    operation: Operation
+    facts: Facts
+    body: bytes
+    links: tuple[bytes, ...]  # `prefix.chain` of its segments
+    scope: Scope
+    rule: CacheRule | None
+    native: bool = True  # the target takes this dialect as it is
+    level: Level = Level.SAFE
+    off: frozenset[Transform] = frozenset()
+    group: str = ""  # names the run towards a provider that routes by key
+    salt: Callable[[], str] | None = None  # what separates this tenant's cache from others'
+    now_s: float = 0.0  # monotonic
+    again: bool = False  # another attempt of a request that was shaped before
+
+
+class Shaped(msgspec.Struct, frozen=True):
+    """What was decided for one attempt. `splices` are over the body as received and do not overlap."""
+
+    level: Level
+    splices: tuple[Splice, ...] = ()
+    members: bytes = b""  # top-level members to insert, each with the comma before it
+    headers: tuple[tuple[str, str], ...] = ()
+    applied: tuple[Transform, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    why_no_marks: str = ""
+    long_write: bool = False  # a marker asks for a life that is dearer to write
+
+
+class Shaper:
+    """Shapes requests, and remembers per run what makes the next step cheap and the same."""
+
+    def __init__(self) -> None:
+        self.lineages = Lineages()
+        self._tools = ToolSets()
+        self._marked: dict[tuple[int, Operation, bytes], tuple[Splice, ...]] = {}
+
+    def shape(self, request: Request) -> Shaped:
+        rule, level = request.rule, request.level
+        if level is Level.OBSERVE or request.operation not in _SHAPED:
+            return Shaped(level)
+        if len(request.body) < LEAST_BYTES or not len(request.facts.segments):
+            if rule is None or rule.key_means is not KeyMeans.ISOLATION:
+                return Shaped(level, why_no_marks="below the minimum")
+            return self._keyed(request, rule, _Draft())
+        draft = _Draft()
+        lineage = self.lineages.find(request.scope, request.facts.segments)
+        if not request.again:
+            self.lineages.arrive(lineage, request.now_s)
+        tools = self._first_seen_tools(request, lineage, draft)
+        if rule is None:
+            return draft.done(level)
+        if not rule.billing_header and Transform.NONCE not in request.off:
+            self._strip_nonce(request, draft)
+        outline = self.lineages.outline(lineage, request.facts, request.body)
+        draft.continued = (
+            lineage.steps > 1 or request.facts.tool_count > 0 or outline.answered
+        ) and request.facts.n == 1
+        self._mark(request, rule, lineage, outline, tools, draft)
+        return self._keyed(request, rule, draft)
+
+    def _first_seen_tools(self, request: Request, lineage: Lineage, draft: _Draft) -> bytes | None:
+        """The tools' bytes to send instead of those that came."""
+        segment = request.facts.segments[0]
+        if segment.kind != "tools" or Transform.TOOLS in request.off:
+            return None
+        first = self._tools.first_seen(lineage.tools, segment)
+        if first is not None:
+            draft.splices.append((*request.facts.spans.members["tools"], first))
+            draft.applied.append(Transform.TOOLS)
+        return first
+
+    def _strip_nonce(self, request: Request, draft: _Draft) -> None:
+        span = request.facts.spans.members.get("system")
+        if span is None or request.operation is not Operation.MESSAGES:
+            return
+        # It stands in the first block, which is a short one.
+        if request.body.find(_NONCE, span[0], min(span[1], span[0] + 128)) < 0:
+            return
+        cut = blocks.first_line_block(request.body[span[0] : span[1]], _NONCE)
+        if cut is not None:
+            draft.splices.append((span[0] + cut[0], span[0] + cut[1], b""))
+            draft.applied.append(Transform.NONCE)
+
+    # --- markers ------------------------------------------------------------------------------------------
+
+    def _mark(
+        self,
+        request: Request,
+        rule: CacheRule,
+        lineage: Lineage,
+        outline: Outline,
+        tools: bytes | None,
+        draft: _Draft,
+    ) -> None:
+        operation = request.operation
+        marker = rule.markers.get(operation, "")
+        head_seen = self.lineages.head_seen(
+            request.links, outline.head, request.now_s, rule.lives[0].life_s or 0 if rule.lives else 0
+        )
+        if Transform.MARKERS in request.off or not marker or _decides_itself(request):
+            draft.why_no_marks = "requests here cannot mark" if not marker else "switched off"
+            return
+        life = self._life(rule, operation, lineage)
+        segments = request.facts.segments
+        plain = blocks.marker_text(marker)
+
+        def can_mark(at: int) -> bool:
+            return bool(self._splices(segments[at].kind, at, request, plain, tools))
+
+        found = plan(
+            rule,
+            operation,
+            outline,
+            continued=draft.continued,
+            head_seen=head_seen,
+            entries=lineage.entries(request.links),
+            life=life,
+            can_mark=can_mark,
+        )
+        lineage.links = request.links
+        ends = () if rule.style is Style.EXPLICIT else (len(segments) - 1,)
+        lineage.marks = (*(m.segment for m in found.marks), *outline.marked, *ends)
+        draft.why_no_marks = found.why
+        placed = []
+        for mark in found.marks:
+            text = blocks.marker_text(marker, mark.life) if mark.life else plain
+            if self._place(mark.segment, request, outline, text, tools, draft):
+                placed.append(mark)
+        if placed:
+            draft.marks = tuple(placed)
+            draft.long_write = any(mark.life for mark in placed)
+            draft.applied.append(Transform.MARKERS)
+
+    def _life(self, rule: CacheRule, operation: Operation, lineage: Lineage) -> Life | None:
+        """A longer life than the default one, once it has paid; from then on the run keeps it."""
+        if rule.markers.get(operation) != "cache_control" or len(rule.lives) < 2:
+            return None
+        menu = {life.name: life for life in rule.lives_on(operation)}
+        chosen = menu.get(lineage.life) or better_life(rule, operation, lineage.gaps_s)
+        if chosen is not None:
+            lineage.life = chosen.name
+        return chosen
+
+    def _splices(
+        self, kind: str, at: int, request: Request, text: bytes, tools: bytes | None
+    ) -> tuple[Splice, ...]:
+        """Where the mark goes, relative to its segment."""
+        segment = request.facts.segments[at]
+        if kind == "tools":
+            if text.startswith(b',"prompt'):
+                return ()  # only content blocks take it
+            return blocks.mark_tools(segment.raw.tobytes() if tools is None else tools, text)
+        known = (segment.key, request.operation, text)
+        found = self._marked.get(known) if segment.key else None
+        if found is None:
+            raw = segment.raw.tobytes()
+            if kind == "system":
+                whole = (0, len(raw))
+                found = (
+                    ()
+                    if request.operation is Operation.RESPONSES
+                    else blocks.mark_content(raw, whole, request.operation, text)
+                )
+            else:
+                found = blocks.mark_message(raw, request.operation, text)
+            if len(self._marked) >= 16_384:
+                self._marked.clear()
+            self._marked[known] = found
+        return found
+
+    def _place(
+        self,
+        at: int,
+        request: Request,
+        outline: Outline,
+        text: bytes,
+        tools: bytes | None,
+        draft: _Draft,
+    ) -> bool:
+        facts, body = request.facts, request.body
+        kind = facts.segments[at].kind
+        splices = self._splices(kind, at, request, text, tools)
+        if kind == "tools" and tools is not None:
+            i = next(i for i, splice in enumerate(draft.splices) if splice[2] is tools)
+            start, end, _ = draft.splices[i]
+            draft.splices[i] = (start, end, b"".join((tools[: splices[0][0]], text, tools[splices[0][0] :])))
+            return True
+        if kind == "message":
+            name = "input" if request.operation is Operation.RESPONSES else "messages"
+            base = blocks.offset_of(body, facts.spans.members[name], facts.segments, at, outline.first)
+        else:
+            base = facts.spans.members[kind][0]
+        if base is None:
+            return False
+        draft.splices += [(base + start, base + end, added) for start, end, added in splices]
+        return True
+
+    # --- cache keys ---------------------------------------------------------------------------------------
+
+    def _keyed(self, request: Request, rule: CacheRule, draft: _Draft) -> Shaped:
+        """A key that keeps a run on one server, or a salt that keeps tenants apart; never one that separates reuse."""
+        member, header = rule.key_on(request.operation)
+        if Transform.CACHE_KEY in request.off or not request.native or not (member or header):
+            return draft.done(request.level)
+        if rule.key_means is KeyMeans.ISOLATION and request.salt is not None:
+            value = request.salt()
+        elif rule.key_means is KeyMeans.ROUTING and draft.continued:
+            value = request.group
+        else:
+            value = ""
+        if value and member and member not in request.facts.spans.members:
+            draft.members = b',"%b":%b' % (member.encode(), msgspec.json.encode(value))
+            draft.applied.append(Transform.CACHE_KEY)
+        elif value and header:
+            draft.headers = ((header, value),)
+            draft.applied.append(Transform.CACHE_KEY)
+        return draft.done(request.level)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What has been decided so far."""
+
+    splices: list[Splice] = field(default_factory=list)
+    members: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    applied: list[Transform] = field(default_factory=list)
+    marks: tuple[Mark, ...] = ()
+    why_no_marks: str = ""
+    long_write: bool = False
+    continued: bool = False
+
+    def done(self, level: Level) -> Shaped:
+        return Shaped(
+            level,
+            tuple(sorted(self.splices)),
+            self.members,
+            self.headers,
+            tuple(self.applied),
+            self.marks,
+            self.why_no_marks,
+            self.long_write,
+        )
+
+
+_SHAPED = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
+
+
+def _decides_itself(request: Request) -> bool:
+    """The client chose OpenAI's explicit mode: where its marks are is its business."""
+    span = request.facts.spans.members.get("prompt_cache_options")
+    return span is not None and b'"explicit"' in request.body[span[0] : span[1]]
