@@ -95,14 +95,7 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     ask = least = _amounts(x, row, asked_output)
     if asked_output > _prior(world, x) and (comfort := _comfort(world, x)) < asked_output:
         least = _amounts(x, row, comfort)
-    caller = x.caller
-    scopes = (
-        f"tenant:{caller.tenant_id}",
-        f"team:{caller.team_id}",
-        f"key:{caller.key_id}",
-        f"task:{attempt.task_id}",
-    )
-    granted = await world.ledger.reserve(attempt, scopes, ask, least)
+    granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
     if isinstance(granted, Refused):
         raise _refusal(granted, ask)
     x.task_step = granted.task_step
@@ -110,6 +103,17 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     x.budget_remaining_nano_usd = granted.remaining_nano_usd
     x.budget_scope = granted.remaining_scope
     return Hold(granted.amount_nano_usd, row, _bound_to_write(x, row, granted, ask))
+
+
+def _scopes(attempt: Attempt) -> tuple[str, ...]:
+    """Where the attempt is held; what is further above its task's parent only the ledger knows."""
+    scopes = (
+        f"tenant:{attempt.tenant_id}",
+        f"team:{attempt.team_id}",
+        f"key:{attempt.key_id}",
+        f"task:{attempt.task_id}",
+    )
+    return scopes if attempt.parent_task_id is None else (*scopes, f"task:{attempt.parent_task_id}")
 
 
 def _amounts(x: Exchange, row: PriceRow | None, output_tokens: int) -> Amounts:

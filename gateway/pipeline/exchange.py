@@ -18,7 +18,18 @@ from gateway.core.prices import PriceBook
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
 from gateway.core.threads import Threads
-from gateway.ports import Clock, Incoming, KeyStore, Ledger, Limits, Observer, PrefixIndex, Spawn, Upstream
+from gateway.ports import (
+    Clock,
+    Incoming,
+    KeyStore,
+    Ledger,
+    Limits,
+    Observer,
+    PrefixIndex,
+    Spawn,
+    TaskOwners,
+    Upstream,
+)
 from gateway.telemetry.steps import Steps
 
 #: Answers larger than this are refused (an embedding batch of 2,048 x 3,072 floats is about 80 MB of JSON).
@@ -123,8 +134,6 @@ class Exchange:
     received_ms: int
     steps: Steps
 
-    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
-    outputs: Outputs = field(default_factory=Outputs)
     operation: Operation = field(init=False)
     caller: Caller = field(init=False)
     facts: Facts = field(init=False)
