@@ -336,7 +336,12 @@ class World:
                 left.append(f"{process.name} does not start")
             elif self._under_way(process):
                 left.append(f"{process.name} has requests under way")
-            elif process.ledger._journal.pending or process.ledger._adrift:
+            elif (
+                process.ledger._journal.pending
+                or process.ledger._adrift
+                # What was adrift is in nobody's list while it is being posted.
+                or process.ledger._replaying.locked()
+            ):
                 left.append(f"{process.name} has settlements that are not posted")
             elif any(t.get_name() in ("admit", "settle") and not t.done() for t in process.owner.tasks):
                 left.append(f"{process.name} admits or settles")
