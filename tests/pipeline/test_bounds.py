@@ -1,0 +1,123 @@
+"""What an attempt reserves: bounded by what the provider said about the step before, and never squeezed below comfort."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.core.catalog import OnDisconnect
+from gateway.core.entry import Amounts, Attempt, Granted, Refused
+from gateway.demo.provider import DemoProvider
+from tests.support.provider_fakes import ProviderFake
+from tests.support.small_world import MemoryLedger, SmallWorld, Wire, deployment, provider
+
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+SYSTEM = "Work with care. " * 500
+
+
+class Asking(MemoryLedger):
+    """Remembers what each hold asked for, and the least that it would take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Amounts, Amounts]] = []
+
+    async def reserve(
+        self,
+        attempt: Attempt,
+        scopes: Sequence[str],
+        ask: Amounts,
+        least: Amounts,
+        *,
+        landing: bool = False,
+    ) -> Granted | Refused:
+        self.asked.append((ask, least))
+        return await super().reserve(attempt, scopes, ask, least, landing=landing)
+
+
+@asynccontextmanager
+async def demo() -> AsyncIterator[tuple[SmallWorld, Asking]]:
+    ledger = Asking()
+    async with DemoProvider() as upstream:
+        at = provider(upstream.base_url, Wire.DEMO, on_disconnect=OnDisconnect.DRAIN, image_tokens_max=765)
+        models = [deployment(at, name, name) for name in ("demo-fast", "demo-large")]
+        async with SmallWorld(models, ledger=ledger) as gw:
+            yield gw, ledger
+
+
+def turn(text: str, *before: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": SYSTEM}, *before, {"role": "user", "content": text}]
+
+
+async def said(gw: SmallWorld, path: str = CHAT, **body: Any) -> dict[str, Any]:
+    async with gw.http.post(path, json={"model": "demo-fast", **body}) as answer:
+        assert answer.status == 200, await answer.text()
+        found: dict[str, Any] = await answer.json()
+    await gw.settled()
+    return found
+
+
+async def test_the_second_step_of_a_run_reserves_a_fraction_of_its_bytes() -> None:
+    async with demo() as (gw, ledger):
+        first = await said(gw, messages=turn("one"))
+        second = await said(
+            gw, messages=turn("two", {"role": "user", "content": "one"}, first["choices"][0]["message"])
+        )
+        (cold, _), (warm, _) = ledger.asked
+        assert cold.input_tokens is not None
+        assert warm.input_tokens is not None
+        assert cold.input_tokens > len(SYSTEM)
+        assert second["usage"]["prompt_tokens"] <= warm.input_tokens < cold.input_tokens / 2
+
+
+async def test_a_deployment_that_bills_more_than_its_bound_is_not_believed_again() -> None:
+    async with ProviderFake() as fake:
+        ledger = Asking()
+        async with SmallWorld([deployment(provider(fake.url))], ledger=ledger) as gw:
+            for tokens in (1_000, 100_000, 1_000, 1_000):
+                fake.replies(
+                    {"id": "c", "choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": 1}}
+                )
+                await said(gw, model="m", messages=turn("again"))
+    first, tight, *after = [ask.input_tokens for ask, _ in ledger.asked]
+    assert tight is not None
+    assert tight < 1_500
+    assert after == [first, first]
+
+
+async def test_images_have_a_bound_and_files_have_none() -> None:
+    async with demo() as (gw, ledger):
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}
+        file = {"type": "file", "file": {"file_data": "data:application/pdf;base64," + "A" * 200}}
+        for part in (picture, file):
+            await said(gw, messages=[{"role": "user", "content": [part]}])
+        (image, _), (opaque, _) = ledger.asked
+        assert image.input_tokens is not None
+        assert 765 < image.input_tokens < 1_500
+        assert opaque == Amounts(None, None, 8_192)
+
+
+async def test_output_is_squeezed_no_further_than_what_is_usual_for_this_key_client_and_model() -> None:
+    async with ProviderFake() as fake:
+        ledger = Asking()
+        async with SmallWorld([deployment(provider(fake.url))], ledger=ledger) as gw:
+            for tokens in (300, 10_000, 300):
+                fake.replies(
+                    {"id": "c", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}
+                )
+                await said(gw, model="m", max_tokens=32_000, messages=turn("go"))
+    # the answer of 10,000 tokens is in the class that ends at 10,239, and half as much again is the margin
+    assert [(ask.output_tokens, least.output_tokens) for ask, least in ledger.asked] == [
+        (32_000, 2_048),
+        (32_000, 2_048),
+        (32_000, 10_239 * 3 // 2),
+    ]
+
+
+async def test_what_is_kept_for_thinking_is_never_squeezed() -> None:
+    async with demo() as (gw, ledger):
+        thinking = {"type": "enabled", "budget_tokens": 20_000}
+        body = {"model": "demo-large", "max_tokens": 32_000, "thinking": thinking}
+        await said(gw, MESSAGES, **body, messages=[{"role": "user", "content": "go"}])
+        assert [least.output_tokens for _, least in ledger.asked] == [20_000 + 2_048]
