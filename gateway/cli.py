@@ -325,5 +325,32 @@ def explain(
     return explain.explain(config, request_id, as_json)
 
 
+@app.command()
+def replay(
+    runs: Annotated[list[Path], typer.Argument(help="Recorded runs: JSON files, or folders of them.")],
+    provider: Annotated[str, typer.Option(help="Whose cache rules and prices: anthropic, openai, ...")],
+    config: Config = None,
+    model: Annotated[str | None, typer.Option(help="One of its models; default: the first listed.")] = None,
+    level: Annotated[
+        list[str] | None, typer.Option(help="observe, safe or relocate; repeat for several; default: all.")
+    ] = None,
+    gap_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between two steps whose recording has no times.")
+    ] = 15.0,
+    svg: Annotated[Path | None, typer.Option(help="Also draw the costs into this file.")] = None,
+    as_json: Json = False,
+) -> int:
+    """What recorded runs would cost: without a cache, as sent, at each level, and at best."""
+    from gateway.commands import replay
+    from gateway.commands.output import OperatorError
+    from gateway.core.shaping import Level
+
+    unknown = [name for name in level or () if name not in set(Level)]
+    if unknown:
+        raise OperatorError(f"there is no level {unknown[0]!r}", f"known: {', '.join(Level)}")
+    levels = tuple(dict.fromkeys(Level(name) for name in level or ()))
+    return replay.replay(config, replay.Wanted(runs, provider, model, levels, gap_s, svg), as_json)
+
+
 if __name__ == "__main__":
     main()

@@ -111,6 +111,7 @@ def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
         "prices",
         "usage",
         "explain",
+        "replay",
         "keys",
         "teams",
         "budgets",
