@@ -623,7 +623,7 @@ def test_a_state_can_be_written_down_and_read_again() -> None:
     task.do(*"aabab", failed=True)
     task.observe(Ended(True, 7))
     task.observe(Child("b"))
-    state = replace(task.state, told=("x",))
+    state = msgspec.structs.replace(task.state, told=("x",))
     assert msgspec.json.decode(msgspec.json.encode(state), type=TaskState) == state
     key, _ = observe_key(KeyState(), b"body", 1, BreakerPolicy().retries, NOON_MS)
     assert msgspec.json.decode(msgspec.json.encode(key), type=KeyState) == key

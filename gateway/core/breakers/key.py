@@ -6,7 +6,10 @@ repeats all the same (captured 2026-11), so bodies are compared as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
 
 from gateway.core.breakers.policy import REQUESTS_KEPT, Amplification, Breaker, Verdict
 
@@ -17,11 +20,10 @@ _MASK = (1 << REQUESTS_KEPT) - 1
 _HOUR_MS = 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
-class KeyState:
-    """The last bodies of a key, oldest first, and which of its last 50 requests were retries (1 = retry)."""
+class KeyState(msgspec.Struct, frozen=True):
+    """The last bodies of a key, and which of its last 50 requests were retries (1 = retry)."""
 
-    bodies: tuple[tuple[bytes, int], ...] = ()  # (hash, wall clock in ms)
+    bodies: Mapping[str, int] = {}  # hash in hex -> wall clock in ms when it last came, oldest first
     bits: int = 0
     requests: int = 0
     told: str = ""
@@ -38,13 +40,14 @@ def observe_key(
 
     Says nothing before 50 requests, so that one retry among the first says nothing.
     """
-    bodies, first = state.bodies, 0
-    while first < len(bodies) and now_ms - bodies[first][1] >= REPEAT_WINDOW_MS:
-        first += 1
-    recent = bodies[first:]
-    repeated = body in [seen for seen, _ in recent]  # a list: for every request, and faster than any()
+    bodies, name = dict(state.bodies), body.hex()
+    before_ms = bodies.pop(name, None)
+    repeated = before_ms is not None and now_ms - before_ms < REPEAT_WINDOW_MS
+    bodies[name] = now_ms
+    if len(bodies) > BODIES_KEPT:
+        del bodies[next(iter(bodies))]
     state = KeyState(
-        (*recent[-(BODIES_KEPT - 1) :], (body, now_ms)),
+        bodies,
         (state.bits << 1 | (retry_count > 0 or repeated)) & _MASK,
         min(state.requests + 1, REQUESTS_KEPT),
         state.told,

@@ -233,8 +233,7 @@ def _plain(part: object) -> dict[str, object]:
     return {f.name: getattr(part, f.name) for f in fields(part)}  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What a breaker has to say about a request."""
 
     breaker: Breaker

@@ -11,8 +11,10 @@ than the counts so far, because each request shows the last turns anew.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from gateway.core.breakers.history import Ring, Threads, cycle, extend, failures, forgiven
 from gateway.core.breakers.policy import Breaker, BreakerPolicy, Errors, Mode, Repeats, SpendSlope, Verdict
@@ -24,18 +26,16 @@ _MIN_MS = 60_000
 _HOUR_MS = 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A request of the task, before anything is spent on it."""
 
-    tail: Tail = field(default_factory=Tail)
+    tail: Tail = Tail()
     began_ms: int | None = None  # when the task began, as the ledger knows it
     running: int = 0  # attempts of the task that are under way, without this one
     depth: int = 0  # tasks above it
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """An attempt of the task has ended. `failed`: the provider failed, not the caller.
 
     `step` is the number that the ledger gave the request, None if it gave none.
@@ -46,8 +46,7 @@ class Ended:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(msgspec.Struct, frozen=True):
     """A request of a child task."""
 
     task_id: str
@@ -56,8 +55,7 @@ class Child:
 Fact = Asked | Ended | Child
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(msgspec.Struct, frozen=True):
     """The last results of attempts, one bit each (1 = failed), the newest lowest; and whether the breaker is open."""
 
     bits: int = 0
@@ -67,8 +65,7 @@ class Upstream:
     probed_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spend:
+class Spend(msgspec.Struct, frozen=True):
     """Money by minute: the last ones, newest last, and the sum over all minutes before that had any."""
 
     recent: tuple[tuple[int, int], ...] = ()  # (minutes since 1970, nano-dollars)
@@ -76,8 +73,7 @@ class Spend:
     earlier_nano_usd: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskState:
+class TaskState(msgspec.Struct, frozen=True):
     """Everything that the breakers of one task remember."""
 
     threads: Threads = ()
@@ -85,7 +81,7 @@ class TaskState:
     began_ms: int | None = None
     upstream: Upstream = Upstream()
     spend: Spend = Spend()
-    children: frozenset[str] = field(default_factory=frozenset)
+    children: frozenset[str] = frozenset()
     told: tuple[str, ...] = ()  # episodes that a verdict has spoken of
 
 
@@ -131,7 +127,6 @@ def _asked(
 ) -> tuple[TaskState, tuple[Verdict, ...]]:
     began_ms = min(t for t in (state.began_ms, asked.began_ms, now_ms) if t is not None)
     upstream, open_for_s = _admitted(state.upstream, policy.upstream_errors, now_ms)
-    # Spelled out: for every request, and several times as fast as dataclasses.replace.
     state = TaskState(
         extend(state.threads, asked.tail.turns, now_ms),
         state.steps,
@@ -143,11 +138,13 @@ def _asked(
     )
     # A request without a past (a title, a new beginning) repeats nothing, whatever came before it.
     ring = state.threads[0] if asked.tail.turns else ()
-    found = [
-        *_caps(state, asked, policy, now_ms),
-        *_repetitions(ring, asked.tail.pending, policy),
-        *_slope(state.spend, policy.spend_slope, now_ms),
-    ]
+    found: list[Verdict] = []
+    if _beyond_caps(state, asked, policy, now_ms):
+        found += _caps(state, asked, policy, now_ms)
+    if ring:
+        found += _repetitions(ring, asked.tail.pending, policy)
+    if state.spend.recent:
+        found += _slope(state.spend, policy.spend_slope, now_ms)
     if open_for_s is not None:
         found.append(_upstream_verdict(upstream, policy.upstream_errors.mode, open_for_s))
     return _tell(state, found)
@@ -166,7 +163,7 @@ def _ended(
         state.children,
         state.told,
     )
-    found = list(_slope(state.spend, policy.spend_slope, now_ms))
+    found = _slope(state.spend, policy.spend_slope, now_ms) if state.spend.recent else []
     if upstream.opened_ms is not None:
         errors = policy.upstream_errors
         found.append(_upstream_verdict(upstream, errors.mode, errors.probe_after_s))
@@ -210,6 +207,18 @@ def _verdict(
 
 
 # --- caps ---------------------------------------------------------------------------------------------
+
+
+def _beyond_caps(state: TaskState, asked: Asked, policy: BreakerPolicy, now_ms: int) -> bool:
+    """Whether `_caps` has anything to say: asked for every request, and almost always no."""
+    began_ms = now_ms if state.began_ms is None else state.began_ms
+    fan = policy.fan_out
+    return (
+        state.steps >= policy.steps.most
+        or asked.running >= fan.concurrent
+        or asked.depth > fan.depth
+        or (now_ms - began_ms) // 1_000 > policy.wall_clock.most_s
+    )
 
 
 def _caps(state: TaskState, asked: Asked, policy: BreakerPolicy, now_ms: int) -> Iterator[Verdict]:
@@ -417,34 +426,40 @@ def _spent(spend: Spend, cost_nano_usd: int, over_min: int, now_ms: int) -> Spen
     return Spend(recent, spend.earlier_minutes + len(old), spend.earlier_nano_usd + sum(old))
 
 
-def _slope(spend: Spend, slope: SpendSlope, now_ms: int) -> Iterator[Verdict]:
+def _slope(spend: Spend, slope: SpendSlope, now_ms: int) -> list[Verdict]:
+    found: list[Verdict] = []
     minute = now_ms // _MIN_MS
-    in_window = sum(cost for at, cost in spend.recent if at > minute - slope.over_min)
+    in_window = sum([cost for at, cost in spend.recent if at > minute - slope.over_min])
     per_min = in_window // slope.over_min
     if per_min < slope.least_nano_usd_per_min and slope.limit_nano_usd_per_min is None:
-        return
+        return found
     told = f"this task spends ${usd_text(per_min)} per minute"
     evidence: dict[str, str | int] = {"nano_usd_per_min": per_min, "over_min": slope.over_min}
     episode = str(now_ms // _HOUR_MS)
     limit = slope.limit_nano_usd_per_min
     if limit is not None and per_min > limit:
-        yield _verdict(
-            Breaker.SPEND_SLOPE,
-            slope.mode,
-            f"limit/{episode}",
-            {**evidence, "limit_nano_usd_per_min": limit},
-            f"{told}, and its limit is ${usd_text(limit)}",
-            retry_after_s=60,
+        found.append(
+            _verdict(
+                Breaker.SPEND_SLOPE,
+                slope.mode,
+                f"limit/{episode}",
+                {**evidence, "limit_nano_usd_per_min": limit},
+                f"{told}, and its limit is ${usd_text(limit)}",
+                retry_after_s=60,
+            )
         )
     if slope.times_own is None or spend.earlier_minutes < slope.history_min:
-        return
+        return found
     own = spend.earlier_nano_usd // spend.earlier_minutes
     if per_min >= slope.least_nano_usd_per_min and per_min > own * slope.times_own:
-        yield _verdict(
-            Breaker.SPEND_SLOPE,
-            slope.mode,
-            f"own/{episode}",
-            {**evidence, "own_nano_usd_per_min": own},
-            f"{told}, more than {slope.times_own} times its own average of ${usd_text(own)}",
-            retry_after_s=60,
+        found.append(
+            _verdict(
+                Breaker.SPEND_SLOPE,
+                slope.mode,
+                f"own/{episode}",
+                {**evidence, "own_nano_usd_per_min": own},
+                f"{told}, more than {slope.times_own} times its own average of ${usd_text(own)}",
+                retry_after_s=60,
+            )
         )
+    return found
