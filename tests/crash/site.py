@@ -68,7 +68,7 @@ class Gateway:
             task_budget_usd="'0.6'",
             log_level="warning",
             discover_providers="false",
-            providers=json.dumps({"demo": _provider(provider)}),
+            providers=json.dumps({"demo": demo_at(provider)}),
         )
         self._serving: Serving | None = None
         self._stack = AsyncExitStack()
@@ -125,7 +125,8 @@ class Gateway:
             self._serving = None
 
 
-def _provider(base_url: str) -> dict[str, object]:
+def demo_at(base_url: str) -> dict[str, object]:
+    """The demo provider at an address of its own, as `providers.demo` of a configuration."""
     return {
         "wire": "demo",
         "base_url": base_url,
