@@ -19,7 +19,7 @@ import xxhash
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.core.catalog import Operation
-from gateway.core.dialects.facts import Segment
+from gateway.core.dialects.facts import Segment, Segments
 from gateway.core.steady import looks_failed, steady
 
 K = TypeVar("K")
@@ -28,6 +28,8 @@ V = TypeVar("V")
 #: Turns that a tail has at most, and how far back they are looked for.
 TURNS_MAX = 8
 _MESSAGES_MAX = 64
+#: Segments that are no messages, tools and system, stand in front.
+_HEAD = 2
 _BYTES_MAX = 256 << 10  # with two whole turns at least, without which no repetition can be told
 #: A message above this is not decoded; it counts as something said, which ends every repetition.
 _MESSAGE_BYTES_MAX = 1 << 20
@@ -75,12 +77,15 @@ def tail(operation: Operation, segments: Sequence[Segment]) -> Tail:
     later = _SILENT
     at = len(segments)
     whole = True
-    while at and (segment := segments[at - 1]).kind == "message":
-        size += len(segment.raw)
+    keys = segments.keys if isinstance(segments, Segments) else [segment.key for segment in segments]
+    first = sum(segment.kind != "message" for segment in segments[:_HEAD])
+    while at > first:
+        # By its key alone: all but the last few were there in the step before.
+        piece = read.known(keys[at - 1]) or read(segments[at - 1])
+        size += piece.size
         whole = not (len(pieces) == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 2))
         if not whole:
             break
-        piece = read(segment)
         if piece.silent:
             at -= 1
             continue
@@ -136,6 +141,7 @@ class _Piece(msgspec.Struct, frozen=True, gc=False):
     said: bytes = b""  # to the model
     speaks: bool = False  # the model, by calls or text
     silent: bool = True
+    size: int = 0  # bytes of the message
 
 
 _SILENT = _Piece()
@@ -400,6 +406,10 @@ class _Reader:
         self._decode = decode
         self._memory: _Memory[int, _Piece] = _Memory(16_384)
 
+    def known(self, key: int) -> _Piece | None:
+        """What a message of that `Segment.key` says, if one was read lately."""
+        return self._memory.get(key ^ self._seed) if key else None
+
     def __call__(self, segment: Segment) -> _Piece:
         key = (segment.key or xxhash.xxh3_64_intdigest(segment.raw)) ^ self._seed
         piece = self._memory.get(key)
@@ -411,10 +421,10 @@ class _Reader:
     def _look(self, key: int, raw: memoryview) -> _Piece:
         if len(raw) <= _MESSAGE_BYTES_MAX:
             try:
-                return self._decode(key, bytes(raw))
+                return msgspec.structs.replace(self._decode(key, bytes(raw)), size=len(raw))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 pass  # not of this dialect's form
-        return _piece(key, said=xxhash.xxh3_64_digest(raw))
+        return msgspec.structs.replace(_piece(key, said=xxhash.xxh3_64_digest(raw)), size=len(raw))
 
 
 _READERS = {

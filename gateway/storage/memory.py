@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from gateway.core.limits import Bucket, take
-from gateway.core.prefix import End, same_task
+from gateway.core.prefix import RETRY_WINDOW_S, End, same_task
 
 
 class MemoryLimits:
@@ -104,6 +104,8 @@ class MemoryPrefixIndex:
             return None
         now_s = self._monotonic()
         whole = self._latest(ends, chain[-1], now_s, before_s)
+        if whole is not None and now_s - whole.seen_at_s <= RETRY_WINDOW_S:
+            return len(chain), whole.task_id  # as `same_task` would say, whatever it extends
         length, shorter = len(chain), None
         # Almost none of them is an end, so they are sorted out at the speed of a set.
         known = ends.keys() & set(chain[:-1])
@@ -125,10 +127,11 @@ class MemoryPrefixIndex:
         ends = self._keys.setdefault(key_id, OrderedDict())
         self._keys.move_to_end(key_id)
         steps = 1
-        for link in [link for link in chain[:-1] if link in ends]:
-            if link in ends:
-                steps = max(steps, 1 + self._leave(ends, link, task_id))
         here = ends.get(chain[-1], ())
+        # One that repeats its last request has left what is before it already.
+        if not here or here[-1].task_id != task_id:
+            for link in [link for link in chain[:-1] if link in ends]:
+                steps = max(steps, 1 + self._leave(ends, link, task_id))
         steps = max((end.steps for end in here if end.task_id == task_id), default=steps)
         others = tuple(end for end in here if end.task_id != task_id)
         if not here:
