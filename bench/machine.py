@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -24,6 +25,18 @@ def _group_stats(pgid: int) -> Iterator[list[str]]:
 def group_rss_mb(pgid: int) -> float:
     """Resident memory of a process group in MB (1e6 bytes)."""
     return sum(int(fields[21]) for fields in _group_stats(pgid)) * _PAGE_BYTES / 1e6
+
+
+def cpu_s(pgid: int) -> float:
+    """CPU time that the living processes of a group have used, user and system."""
+    return sum(int(fields[11]) + int(fields[12]) for fields in _group_stats(pgid)) / _TICKS_PER_S
+
+
+def busy_s() -> float:
+    """CPU time that everything on this machine has used since its start."""
+    first = Path("/proc/stat").read_text().partition("\n")[0]
+    user, nice, system, _idle, _wait, irq, softirq, *_ = map(int, first.split()[1:])
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
 def description() -> str:
