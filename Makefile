@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench simulate crash herd fmt types lock prices clean
+.PHONY: help run test check demo bench bench-replay simulate crash herd fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ herd: $(VENV)/dev.stamp ## HERDS herds of up to 1,000 calls at once against budg
 
 bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, gcc) and write the table
 	@$(BIN)/python bench/run.py
+
+bench-replay: $(VENV)/dev.stamp ## replay recorded agents (needs ../shared) against providers' cache rules and write the table
+	@$(BIN)/python bench/replay.py
 
 prices: $(VENV)/dev.stamp ## regenerate config/prices.yaml from two maintained sources
 	@$(BIN)/python config/build_prices.py

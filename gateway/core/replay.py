@@ -169,6 +169,8 @@ def runs_of_captures(
         operation = _OPERATIONS.get(str(captured.get("path")).removeprefix("/v1"))
         if operation is None or not isinstance(captured.get("body"), dict):
             continue  # probes, lists of models, dialects that are not played
+        if as_messages and operation is Operation.RESPONSES:
+            continue
         body = msgspec.json.encode(captured["body"])
         facts = read(operation, body)
         links = chain(facts.segments)[: anchor(facts.segments)]
@@ -204,6 +206,8 @@ def _for_provider(request: Request, model: str, as_messages: bool) -> Request:
     """With the model that is played, in a dialect that its provider speaks."""
     body: dict[str, Any] = msgspec.json.decode(request.body)
     operation = request.operation
+    if as_messages and operation is Operation.RESPONSES:
+        raise NotARun("this provider is not reached in the responses dialect")
     if as_messages and operation is Operation.CHAT:
         body, operation = messages_of_chat(body), Operation.MESSAGES
     return replace(request, operation=operation, body=msgspec.json.encode({**body, "model": model}))

@@ -129,6 +129,16 @@ def test_captured_requests_that_continue_one_another_are_a_run() -> None:
     assert [(r.name, [q.at_ms for q in r.requests]) for r in found] == [("a/1", [0, 10, 20]), ("a/2", [0])]
 
 
+def test_a_dialect_that_the_provider_is_not_reached_in_is_not_played() -> None:
+    body = {"model": "x", "input": "hi"}
+    with pytest.raises(NotARun, match="not reached in the responses dialect"):
+        run({"requests": [{"path": "/v1/responses", "body": body}]}, as_messages=True)
+    capture = {"request": {"method": "POST", "path": "/v1/responses", "headers": [], "body": body}}
+    for as_messages, count in ((True, 0), (False, 1)):
+        found = runs_of_captures([("a/1", capture)], model="m", as_messages=as_messages, start_ms=0, gap_ms=1)
+        assert len(found) == count
+
+
 @pytest.mark.parametrize(
     ("recording", "why"),
     [
