@@ -36,6 +36,9 @@ class Target:
 
 def resolve(path: str, anthropic_hint: bool) -> Target:
     """The target of a URL path (percent-encoded). `anthropic_hint`: the request has an anthropic-version header."""
+    known = _CALLS.get(path)
+    if known is not None:
+        return known
     task = None
     if path.startswith("/t/"):
         name, slash, rest = path[3:].partition("/")
@@ -74,3 +77,11 @@ def dialect_of(operation: Operation) -> str:
     if operation.anthropic:
         return "anthropic"
     return "responses" if operation is Operation.RESPONSES else "openai"
+
+
+#: As they come most: with and without `/v1`, no task in the path.
+_CALLS = {
+    prefix + path: Target("call", dialect_of(operation), ("POST",), operation)
+    for path, operation in _POST.items()
+    for prefix in ("/v1", "")
+}
