@@ -1,0 +1,215 @@
+"""What one process remembers of each run for routing: its pace, its threads, and which deployment holds what.
+
+Bounded, in memory, without IO. What is forgotten, or what another replica has seen, costs a worse choice and never
+a guarantee. A thread is named by the run's id and the link of its prefix chain behind tools and first message, so
+that title calls and sub-agents, which share a task's id, have a warmth of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gateway.core.rules import TaskFacts
+from gateway.core.switching import Arithmetic, Habit, Lengths, Pace, Side, Warm, visit_saving, weigh
+
+RUNS_MAX = 20_000
+THREADS_MAX = 8
+KINDS_MAX = 10_000
+_TARGETS_MAX = 16  # of rules: tiers and models
+#: A person who spoke this lately is waiting.
+INTERACTIVE_MS = 600_000
+#: Weight of the newest observation in a moving average.
+_NEW = 0.3
+_SETTLES = 4.0  # turns after which a switch no longer counts as recent
+_START_OUTPUT = 400.0
+_START_GROWTH = 800.0
+_START_GAP_S = 10.0
+_PAUSE_S = 240.0
+
+#: First or last words of the names of tools that change nothing (clients captured November 2026).
+_READING_FIRST = frozenset(
+    {"cat", "fetch", "find", "get", "glob", "grep", "list", "ls", "open", "read", "search", "view"}
+)
+_READING_LAST = frozenset({"fetch", "grep", "list", "read", "search"})
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+@functools.lru_cache(maxsize=4_096)
+def _reads(tool: str) -> bool:
+    words = [word.lower() for word in _WORDS.findall(tool)]
+    return bool(words) and (words[0] in _READING_FIRST or words[-1] in _READING_LAST)
+
+
+def only_reads(tools: Iterable[str]) -> bool:
+    """All of the tools read or list, as far as their names tell; False for none."""
+    names = tuple(tools)
+    return bool(names) and all(map(_reads, names))
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """What one deployment holds of a thread: the first `segments`, the last of which ends in `link`."""
+
+    tokens: int
+    until_s: float
+    segments: int
+    link: bytes
+
+
+class Thread:
+    """One conversation of a run. `home` names the deployment that answered it last."""
+
+    __slots__ = (
+        "context", "gap_s", "growth", "habits", "held", "home", "last_s", "output", "rent", "since_switch",
+        "tokens_per_guess", "wanted",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.home = ""
+        self.held: dict[str, Held] = {}
+        self.habits: dict[str, Habit] = {}  # by tier or model
+        self.wanted = ""  # what the rules wanted last
+        self.rent: dict[str, int] = {}  # by tier or model: nano-dollars passed up by staying
+        self.since_switch = 1e9
+        self.last_s = 0.0
+        self.context = 0
+        self.output, self.growth, self.gap_s = _START_OUTPUT, _START_GROWTH, _START_GAP_S
+        self.tokens_per_guess = 1.0  # what the provider counted, over what was guessed from bytes
+
+    def warm(self, deployment: str, chain: Sequence[bytes]) -> Warm:
+        """Nothing if the history has been rewritten since."""
+        held = self.held.get(deployment)
+        if held is None or len(chain) < held.segments or chain[held.segments - 1] != held.link:
+            return Warm()
+        return Warm(held.tokens, held.until_s)
+
+    def came(self, now_s: float) -> None:
+        """A request has come."""
+        # A long pause makes all caches cold alike, so it says nothing for or against a switch.
+        if self.last_s and now_s - self.last_s < _PAUSE_S:
+            self.gap_s += _NEW * (now_s - self.last_s - self.gap_s)
+        self.last_s = now_s
+
+    def pace(self, guessed_tokens: int, habit: tuple[float, float], remaining: float) -> Pace:
+        context = round(guessed_tokens * self.tokens_per_guess)
+        return Pace(context, self.growth, self.output, self.gap_s, remaining, *habit)
+
+    def weigh(self, home: Side, target: Side, name: str, pace: Pace, now_s: float) -> Arithmetic:
+        """What a switch to `name` (a tier or a model) would bring; what staying passes up is remembered."""
+        unrest = max(0.0, 1.0 - self.since_switch / _SETTLES)
+        rent = self.rent.get(name, 0)
+        found = weigh(home, target, pace, now_s, rent_nano_usd=rent, unrest=unrest)
+        if not found.pays:
+            passed_up = round(visit_saving(home.terms, target.terms, pace) / 1_000)
+            self.rent[name] = max(0, rent + passed_up)
+        return found
+
+    def answered(
+        self, deployment: str, held: Held | None, input_tokens: int, guessed_tokens: int, output_tokens: int
+    ) -> None:
+        """A deployment has answered, and holds `held` from now on (None = it keeps nothing)."""
+        if self.home and self.home != deployment:
+            self.since_switch = 0.0
+            self.rent.clear()
+        else:
+            self.since_switch += 1.0
+        self.home = deployment
+        if held is None:
+            self.held.pop(deployment, None)
+        else:
+            self.held[deployment] = held
+        if guessed_tokens and input_tokens:
+            self.tokens_per_guess += _NEW * (input_tokens / guessed_tokens - self.tokens_per_guess)
+        if self.context and input_tokens > self.context:
+            self.growth += _NEW * (input_tokens - self.context - self.growth)
+        self.context = input_tokens
+        self.output += _NEW * (output_tokens - self.output)
+
+
+class Run:
+    """One task, all threads of it."""
+
+    __slots__ = ("began_ms", "budget_used", "kind", "spent_nano_usd", "spoken_ms", "step", "threads")
+
+    def __init__(self, began_ms: int, kind: str) -> None:
+        self.began_ms = began_ms
+        self.kind = kind
+        self.step = 0
+        self.spent_nano_usd = 0
+        self.budget_used = 0.0
+        self.spoken_ms = 0
+        self.threads: OrderedDict[bytes, Thread] = OrderedDict()
+
+    def thread(self, name: bytes) -> Thread:
+        found = self.threads.get(name)
+        if found is None:
+            found = self.threads[name] = Thread()
+            while len(self.threads) > THREADS_MAX:
+                self.threads.popitem(last=False)
+        else:
+            self.threads.move_to_end(name)
+        return found
+
+
+class Runs:
+    """The runs that this process serves, least recently used first out."""
+
+    def __init__(self, *, runs_max: int = RUNS_MAX, kinds_max: int = KINDS_MAX) -> None:
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._kinds: OrderedDict[str, Lengths] = OrderedDict()
+        self._habits: dict[str, dict[str, Habit]] = {}
+        self._runs_max, self._kinds_max = runs_max, kinds_max
+
+    def asked(self, task_id: str, kind: str, now_ms: int, *, spoken: bool = False) -> Run:
+        """A request of a run; `kind` is its key and client. `spoken`: a person says something in it."""
+        lengths = self._kinds.get(kind, Lengths())
+        run = self._runs.get(task_id)
+        if run is None:
+            run = self._runs[task_id] = Run(now_ms, kind)
+            lengths = lengths.began()
+            while len(self._runs) > self._runs_max:
+                self._runs.popitem(last=False)
+        else:
+            self._runs.move_to_end(task_id)
+            # The first words are the task; whoever speaks later is watching.
+            if spoken and run.step:
+                run.spoken_ms = now_ms
+        self._kinds[kind] = lengths.went_on()
+        self._kinds.move_to_end(kind)
+        while len(self._kinds) > self._kinds_max:
+            kind, _ = self._kinds.popitem(last=False)
+            self._habits.pop(kind, None)
+        run.step += 1
+        return run
+
+    def known(self, task_id: str) -> Run | None:
+        return self._runs.get(task_id)
+
+    def habit(self, run: Run, thread: Thread, target: str) -> tuple[float, float]:
+        """(share of the turns, turns in a row) on which the rules want `target`, now included."""
+        habits = self._habits.setdefault(run.kind, {})
+        before, thread.wanted = thread.wanted, target
+        for known in (habits, thread.habits):
+            for name in {target, *known} if len(known) < _TARGETS_MAX else known:
+                known[name] = known.get(name, Habit()).saw(name == target, before == name)
+        return thread.habits.get(target, Habit()).beside(habits.get(target, Habit()))
+
+    def remaining(self, run: Run) -> float:
+        """Turns expected after the one under way."""
+        return self._kinds.get(run.kind, Lengths()).remaining(run.step)
+
+    def facts(self, run: Run, now_ms: int, *, tool_errors: int, repeats: int, reading: bool) -> TaskFacts:
+        return TaskFacts(
+            max(1, run.step),
+            (now_ms - run.began_ms) / 1_000,
+            run.spent_nano_usd / 1e9,
+            run.budget_used,
+            tool_errors,
+            repeats,
+            bool(run.spoken_ms) and now_ms - run.spoken_ms < INTERACTIVE_MS,
+            reading,
+        )

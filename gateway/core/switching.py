@@ -1,0 +1,223 @@
+"""Whether to leave a warm cache: what a switch saves in the turns to come against what it costs to go and to return.
+
+    saving  of one turn at the target, both sides being warm
+    going   what the target does not hold yet is written there; home is spared writing what it does not hold
+    return  home writes what was added meanwhile, all that it did not hold before, and everything if it has gone cold
+    later   further stays, if the target is still warm by then: each catches up with what was added at home
+
+A switch pays when (turns of this stay) x saving + later > going + return, by a margin. Savings that were passed up
+count in its favour, as the rent paid so far does against the price of skis: a run that outlives what was expected
+of it switches in the end, and one that does not has lost no more than the switch would have cost.
+
+All rates are pico-dollars per token, amounts nano-dollars, times seconds of one clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+PICO_PER_NANO = 1_000
+#: A switch must pay by this much more than it costs: two estimates that differ by less are the same.
+MARGIN = 0.1
+#: After a switch the next one has to pay by this factor more, fading with every turn.
+RESTLESS = 1.0
+#: Tasks have this many turns as far as nobody knows better; as many runs' weight against what is seen.
+PRIOR_TURNS = 12.0
+PRIOR_RUNS = 3.0
+TURNS_MAX = 200.0
+#: What is usual for a kind of run weighs as much as this many turns, and stretches, of the run itself.
+HABIT_TURNS = 10.0
+HABIT_STRETCHES = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a deployment takes per token, and how long it keeps a prefix after its last use."""
+
+    input: int
+    read: int
+    write: int
+    output: int
+    life_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """The prefix of one thread that one deployment holds."""
+
+    tokens: int = 0
+    until_s: float = 0.0
+
+    def at(self, now_s: float) -> int:
+        return self.tokens if now_s < self.until_s else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A deployment as one thread sees it."""
+
+    terms: Terms
+    warm: Warm = Warm()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a thread goes on: of one turn, how many are expected after this one, and how often the rule wants what
+    it wants now (`share` of the turns, `stretch` turns in a row)."""
+
+    context_tokens: int
+    growth_tokens: float
+    output_tokens: float
+    gap_s: float
+    remaining_turns: float
+    share: float = 1.0
+    stretch_turns: float = TURNS_MAX
+
+    def after(self, turns: float) -> Pace:
+        return replace(self, context_tokens=self.context_tokens + round(turns * self.growth_tokens))
+
+    @property
+    def break_turns(self) -> float:
+        """Turns between two stretches."""
+        return self.stretch_turns * (1.0 - self.share) / self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """The decision with its numbers, for people and the ledger. `later` is what further stays are worth now, `rent`
+    the savings passed up so far."""
+
+    pays: bool
+    turns: float  # of this stay
+    saving_nano_usd: int  # of one turn
+    going_nano_usd: int
+    return_nano_usd: int
+    later_nano_usd: int = 0
+    rent_nano_usd: int = 0
+
+    @property
+    def net_nano_usd(self) -> int:
+        """What the switch is expected to save, all in all; negative: to cost."""
+        gained = round(self.turns * self.saving_nano_usd) + self.later_nano_usd
+        return gained - self.going_nano_usd - self.return_nano_usd
+
+    @property
+    def text(self) -> str:
+        later = f" + {_usd(self.later_nano_usd)} later" if self.later_nano_usd else ""
+        rent = f" + {_usd(self.rent_nano_usd)} passed up" if self.rent_nano_usd else ""
+        return (
+            f"{self.turns:.1f} turns x {_usd(self.saving_nano_usd)}{later}{rent} against "
+            f"{_usd(self.going_nano_usd)} to go and {_usd(self.return_nano_usd)} to return"
+        )
+
+
+def weigh(
+    home: Side, target: Side, pace: Pace, now_s: float, *, rent_nano_usd: int = 0, unrest: float = 0.0
+) -> Arithmetic:
+    """Compare staying at `home` with this turn, and those like it to come, at `target`.
+
+    `unrest` is 1 right after a switch and fades: hysteresis.
+    """
+    old = max(0.0, pace.context_tokens - pace.growth_tokens)
+    missing_here = max(0.0, old - home.warm.at(now_s))
+    missing_there = max(0.0, old - target.warm.at(now_s))
+    going = missing_there * _premium(target.terms) - missing_here * _premium(home.terms)
+    more, goes_on = pace.stretch_turns - 1.0, pace.remaining_turns
+    turns = 1.0 + (goes_on * more / (goes_on + more) if goes_on + more else 0.0)
+    # The history grows while the task is away, and with it what each turn saves.
+    saving = turn_saving(home.terms, target.terms, pace.after(turns / 2))
+    comes_back = goes_on / (goes_on + pace.stretch_turns)
+    back = missing_here * home.terms.write + turns * pace.growth_tokens * home.terms.write
+    if turns * pace.gap_s >= home.terms.life_s:
+        back += (old - missing_here) * _premium(home.terms)
+    back *= comes_back
+    later = 0.0
+    if pace.break_turns * pace.gap_s < target.terms.life_s:
+        stays = pace.share * max(0.0, goes_on - turns) / pace.stretch_turns
+        later = (
+            stays
+            * pace.stretch_turns
+            * max(0.0, visit_saving(home.terms, target.terms, pace.after(goes_on / 2)))
+        )
+    cost = going + back
+    gained = turns * saving + later + rent_nano_usd * PICO_PER_NANO
+    margin = (MARGIN + RESTLESS * unrest) * max(cost, 0.0)
+    return Arithmetic(
+        saving > 0 and gained > cost + margin,
+        turns,
+        round(saving / PICO_PER_NANO),
+        round(going / PICO_PER_NANO),
+        round(back / PICO_PER_NANO),
+        round(later / PICO_PER_NANO),
+        rent_nano_usd,
+    )
+
+
+def turn_saving(home: Terms, target: Terms, pace: Pace) -> float:
+    """Pico-dollars that one turn costs less at the target, both being warm."""
+    old = max(0.0, pace.context_tokens - pace.growth_tokens)
+    return (
+        old * (home.read - target.read)
+        + pace.growth_tokens * (home.write - target.write)
+        + pace.output_tokens * (home.output - target.output)
+    )
+
+
+def visit_saving(home: Terms, target: Terms, pace: Pace) -> float:
+    """The same for a run that goes to and fro: both sides catch up with what was added at the other."""
+    old = max(0.0, pace.context_tokens - pace.growth_tokens)
+    apart = pace.break_turns / pace.stretch_turns
+    saving = turn_saving(home, target, pace) - pace.growth_tokens * (home.write + apart * target.write)
+    if pace.stretch_turns * pace.gap_s >= home.life_s:
+        saving -= old * _premium(home) / pace.stretch_turns
+    return saving
+
+
+def _premium(terms: Terms) -> int:
+    """What a token costs more that is written instead of read."""
+    return max(0, terms.write - terms.read)
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """How often the rules want one target, in one run or over all runs of a kind: counted, with a prior."""
+
+    asked: int = 0
+    wanted: int = 0
+    ended: int = 0  # stretches that the rules ended, not the run
+
+    def saw(self, wanted: bool, before: bool) -> Habit:
+        return Habit(self.asked + 1, self.wanted + wanted, self.ended + (before and not wanted))
+
+    def beside(self, kind: Habit) -> tuple[float, float]:
+        """(share of the turns, turns in a row) of this run, with what is usual for its kind as a prior."""
+        share = (kind.wanted + 1.0) / (kind.asked + 2.0)
+        stretch = (kind.wanted + 3.0) / (kind.ended + 1.0)
+        return (
+            (self.wanted + HABIT_TURNS * share) / (self.asked + HABIT_TURNS),
+            min(TURNS_MAX, (self.wanted + HABIT_STRETCHES * stretch) / (self.ended + HABIT_STRETCHES)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How many turns the runs of one kind (of a key and client) have: counted, with a prior."""
+
+    runs: int = 0
+    turns: int = 0
+
+    def began(self) -> Lengths:
+        return replace(self, runs=self.runs + 1)
+
+    def went_on(self) -> Lengths:
+        return replace(self, turns=self.turns + 1)
+
+    def remaining(self, step: int) -> float:
+        """Turns expected after turn `step`. Runs that have come far tend to go on, so it does not fall below a
+        third of what is done."""
+        mean = (self.turns + PRIOR_TURNS * PRIOR_RUNS) / (self.runs + PRIOR_RUNS)
+        return min(TURNS_MAX, max(mean - 1.0, step / 3.0))
+
+
+def _usd(nano_usd: int) -> str:
+    return f"${nano_usd / 1e9:.6f}"
