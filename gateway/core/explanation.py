@@ -88,3 +88,4 @@ class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
     lost_nano_usd: int = 0
     previous_request_id: str = ""
     gap_ms: int = 0  # since the request before was answered
+    unseen: bool = False  # the task had requests before, but not in the memory of this process

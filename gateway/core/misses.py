@@ -35,8 +35,9 @@ _SLACK_SHARE = 50
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What a provider's cache does, as far as a miss can be explained by it."""
+    """What a provider's cache does, as far as a miss can be explained by it. Not `known`: it may have none at all."""
 
+    known: bool = True
     explicit: bool = False  # caches only at markers
     min_tokens: int = 1_024
     granularity_tokens: int = 1
@@ -44,7 +45,7 @@ class Rules(msgspec.Struct, frozen=True):
     lookback_blocks: int | None = None
 
 
-_UNKNOWN = Rules()
+_UNKNOWN = Rules(known=False)
 
 
 def rules_of(rule: CacheRule | None) -> Rules:
@@ -54,6 +55,7 @@ def rules_of(rule: CacheRule | None) -> Rules:
     life_s = rule.lives[0].life_s if rule.lives else None
     counts_blocks = rule.lookback_unit is LookbackUnit.CONTENT_BLOCK
     return Rules(
+        True,
         rule.style is Style.EXPLICIT,
         rule.min_prefix_tokens or _UNKNOWN.min_tokens,
         rule.granularity_tokens or 1,
@@ -66,8 +68,8 @@ def rules_for(known: CacheRules, deployment: Deployment | None, now_ms: int) -> 
     """Of a deployment; None = it is no longer there."""
     if deployment is None:
         return _UNKNOWN
-    own = deployment.provider.cache_rules
-    return rules_of(known.find(f"{own}/{deployment.upstream_model}" if own else deployment.price, now_ms))
+    provider = deployment.provider
+    return rules_of(known.find(f"{provider.cache_rules or provider.name}/{deployment.upstream_model}", now_ms))
 
 
 class Prior(msgspec.Struct, frozen=True):
@@ -313,7 +315,7 @@ def _cut(own: bytes) -> list[bytes]:
 def reach_of(usage: Usage, rules: Rules) -> int:
     """How many tokens of a prompt its provider's cache holds once it has answered."""
     cached = usage.cache_read + usage.cache_write
-    if usage.cache_write or (rules.explicit and cached):
+    if usage.cache_write or (rules.explicit and cached) or not rules.known:
         return cached
     # Without markers nothing was cached; what marking would have kept is what a miss is measured by.
     reach = usage.input_total // rules.granularity_tokens * rules.granularity_tokens

@@ -29,10 +29,13 @@ _PLACES = {
 }
 
 
-def attempt_report(entry: Mapping[str, Any], miss: Explanation | None, rules: Rules) -> dict[str, Any]:
+def attempt_report(
+    entry: Mapping[str, Any], miss: Explanation | None, rules: Rules, *, kept: bool = True
+) -> dict[str, Any]:
     """One attempt as a document: verdict, cause, place, tokens, dollars, what to change.
 
-    `entry` has the columns of the ledger. `verdict` is "unknown" where no usage was read, or what was said is no
+    `entry` has the columns of the ledger. `kept`: explanations of its age are still there, so that having none says
+    that nothing was lost. `verdict` is "unknown" where no usage was read, or what was said is no
     longer kept. `index` is of a tool or message from 0, of a line of the system prompt from 1.
     """
     written = sum(entry[name] for name in _WRITES)
@@ -44,6 +47,8 @@ def attempt_report(entry: Mapping[str, Any], miss: Explanation | None, rules: Ru
             verdict = Verdict.HIT.value
         elif 0 < total < rules.min_tokens:
             verdict, cause = Verdict.MISS.value, Cause.BELOW_MINIMUM
+        elif total and kept and rules.known:
+            verdict, cause = Verdict.MISS.value, Cause.FIRST_OF_ITS_KIND
     place = miss or Explanation(Verdict.HIT, Cause.PROVIDER_SIDE)
     return {
         "attempt_id": entry["attempt_id"],
@@ -74,6 +79,8 @@ def attempt_report(entry: Mapping[str, Any], miss: Explanation | None, rules: Ru
 
 
 def _why(verdict: str, cause: Cause | None, place: Explanation, rules: Rules) -> str:
+    if place.unseen:
+        return "the task had requests before, but this process remembers none: it had just started, or shares the work"
     if cause is not None:
         gap = f"{place.gap_ms / 1000:,.0f} s"
         return _PLACES[cause].format(
@@ -81,4 +88,4 @@ def _why(verdict: str, cause: Cause | None, place: Explanation, rules: Rules) ->
         )
     if verdict == Verdict.HIT:
         return "all of the prompt that the cache held was read from it"
-    return "nothing is kept about it: its usage was not told by the provider, or it is too old"
+    return "nothing is known: no usage was told, the model's cache is not known, or it is too long ago"

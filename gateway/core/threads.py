@@ -58,6 +58,7 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     row: PriceRow | None
     service_tier: str
     started_at_ms: int
+    task_step: int = 1  # which of its task's requests this is
 
 
 class _Thread:
@@ -124,8 +125,12 @@ class Threads:
         self._bytes = 0
 
     def answered(self, task_id: str, a: Answered, now_ms: int) -> Explanation | None:
-        """Remember an attempt as its thread's last, and say why it read less than it could have, if it did."""
+        """Remember an attempt as its thread's last, and say why it read less than it could have, if it did.
+
+        `now_ms`: when its answer began; from then on the provider's cache has what it wrote.
+        """
         task = self._tasks.get(task_id)
+        unseen = task is None and a.task_step > 1
         if task is None:
             if a.usage.input_total < a.rules.min_tokens:
                 return None  # too short for any cache: most calls that are no agent's
@@ -144,6 +149,8 @@ class Threads:
             thread = self._like(task, a) or self._begun(task, a.kind)
         self._remember(task, thread, a, now_ms)
         self._forget()
+        if unseen and explanation is not None:
+            return msgspec.structs.replace(explanation, unseen=True)
         return explanation
 
     def forget(self, task_id: str) -> None:

@@ -36,7 +36,13 @@ def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> 
             world.prices().find(deployment.price, x.received_ms),
             outcome.service_tier,
             attempt.started_at_ms,
+            x.task_step,
         ),
-        world.clock.now_ms(),
+        world.clock.now_ms()
+        if outcome.first_token_ms is None
+        else attempt.started_at_ms + outcome.first_token_ms,
     )
-    return outcome if miss is None else replace(outcome, miss=miss)
+    # That a request was the first of its kind is told from its entry alone.
+    if miss is None or not (miss.lost_tokens or miss.unseen):
+        return outcome
+    return replace(outcome, miss=miss)

@@ -12,6 +12,8 @@ from gateway.core.prefix_report import attempt_report
 from gateway.storage import reports
 from gateway.storage.database import Database
 
+#: How long explanations are kept: as long as somebody compares one month with the next.
+KEEP_MISSES_MS = 62 * 86_400_000
 _ID_CHARS_MAX = 200
 
 
@@ -38,7 +40,13 @@ class Explained:
             "request_id": request_id,
             "task_id": entries[0]["task_id"],
             "attempts": [
-                attempt_report(e, misses.get(e["attempt_id"]), self._rules(e["deployment"])) for e in entries
+                attempt_report(
+                    e,
+                    misses.get(e["attempt_id"]),
+                    self._rules(e["deployment"]),
+                    kept=self._database.clock.now_ms() - e["at_ms"] < KEEP_MISSES_MS,
+                )
+                for e in entries
             ],
         }
 

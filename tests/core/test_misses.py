@@ -14,7 +14,7 @@ from gateway.core import dialects
 from gateway.core.catalog import Operation
 from gateway.core.clients import recognise
 from gateway.core.explanation import Cause, Explanation, Verdict, advice
-from gateway.core.misses import Rules
+from gateway.core.misses import Rules, rules_of
 from gateway.core.prefix import anchor, chain
 from gateway.core.prices import PriceRow
 from gateway.core.rates import Rates
@@ -38,6 +38,7 @@ class Play:
     rules: Rules = EXPLICIT
     threads: Threads = field(default_factory=Threads)
     now_ms: int = 1_000_000
+    task_step: int = 1
     numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     def sends(
@@ -66,6 +67,7 @@ class Play:
             ROW,
             "",
             self.now_ms - 1_000,
+            self.task_step,
         )
         return self.threads.answered(task, answered, self.now_ms)
 
@@ -223,6 +225,24 @@ def test_what_is_too_short_to_be_cached_says_nothing_and_is_not_remembered() -> 
     assert play.sends(run(3), WROTE, after_ms=1) == Explanation(
         Verdict.MISS, Cause.FIRST_OF_ITS_KIND, input_tokens=5_010
     )
+
+
+def test_a_provider_of_which_nothing_is_known_is_measured_by_what_it_has_shown() -> None:
+    play = Play(rules_of(None))
+    play.sends(run(3), Usage(input_uncached=5_000))
+    assert play.sends(run(5), Usage(input_uncached=5_200)) is None  # it may have no cache at all
+    assert play.sends(run(6), Usage(200, 5_000)) is None
+    said = play.sends(run(7), Usage(input_uncached=5_300))
+    assert said is not None
+    assert (said.cause, said.lost_tokens) == (Cause.PROVIDER_SIDE, 5_000)
+
+
+def test_what_another_process_has_answered_is_not_called_the_first() -> None:
+    said = [Play(task_step=step).sends(run(3), WROTE) for step in (1, 2)]
+    assert [s and (s.cause, s.unseen) for s in said] == [
+        (Cause.FIRST_OF_ITS_KIND, False),
+        (Cause.FIRST_OF_ITS_KIND, True),
+    ]
 
 
 def test_of_two_that_were_sent_at_once_neither_could_read_the_other() -> None:
