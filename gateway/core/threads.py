@@ -42,6 +42,7 @@ THREADS_MAX = 8
 DIGESTS_BYTES_MAX = 32 << 20
 HEADS_MAX = 1_000
 _COMPACTION = "compaction"
+_HOUR_MS = 3_600_000
 
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
@@ -92,8 +93,11 @@ class _Thread:
         return 0 < count <= len(chain) and chain[count - 1] == self.last
 
     def prior(self) -> Prior:
-        long = self.usage.cache_write_1h or self.usage.cache_write_12h
-        life_ms = max(self.rules.life_ms or 0, 3_600_000) if long else self.rules.life_ms
+        life_ms = self.rules.life_ms
+        if self.usage.cache_write_12h:
+            life_ms = 12 * _HOUR_MS
+        elif self.usage.cache_write_1h:
+            life_ms = _HOUR_MS
         return Prior(
             self.request_id,
             bytes(self.own),

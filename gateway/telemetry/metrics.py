@@ -90,6 +90,16 @@ class Metrics:
             spend,
             usd_text,
         )
+        missed = ("cause", *spend)
+        self._misses = counter(
+            "tollhouse_cache_misses_total", "Calls that read less from a cache than they could have.", missed
+        )
+        self._lost = counter(
+            "tollhouse_cache_lost_usd_total",
+            "What those calls cost more than they would have.",
+            missed,
+            usd_text,
+        )
         self._refusals = counter("tollhouse_refusals_total", "Requests refused before spending.", ("kind",))
         self._breakers = counter(
             "tollhouse_breaker_episodes_total",
@@ -107,6 +117,8 @@ class Metrics:
             self._tokens,
             self._cost,
             self._list_cost,
+            self._misses,
+            self._lost,
             self._refusals,
             self._breakers,
         ]
@@ -195,6 +207,10 @@ class Metrics:
         # A call that cost nothing still makes its series: rate() needs the zero to start from.
         self._cost.add((model, provider, team), outcome.cost_nano_usd)
         self._list_cost.add((model, provider, team), outcome.list_cost_nano_usd)
+        if outcome.miss is not None:
+            cause = outcome.miss.cause.value
+            self._misses.add((cause, model, provider, team))
+            self._lost.add((cause, model, provider, team), outcome.miss.lost_nano_usd)
 
     def refusal(self, kind: str) -> None:
         """A request was refused before spending; `kind` is a `GatewayError.kind`."""

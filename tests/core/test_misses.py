@@ -188,6 +188,12 @@ def test_a_longer_life_that_was_paid_for_is_not_expired_after_five_minutes() -> 
     said = play.sends(run(5), LOST_ALL, after_ms=1_000_000)
     assert said is not None
     assert said.cause is Cause.PROVIDER_SIDE
+    play = Play()
+    play.sends(run(3), Usage(10, cache_write_12h=5_000))
+    for after_ms, cause in ((40_000_000, Cause.PROVIDER_SIDE), (60_000_000, Cause.EXPIRED)):
+        said = play.sends(run(5), Usage(10, cache_write_12h=5_000), after_ms=after_ms)
+        assert said is not None
+        assert said.cause is cause
 
 
 def test_more_blocks_than_the_look_back_are_an_overrun() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from gateway.core.entry import Kind
+from gateway.core.explanation import Cause, Explanation, Verdict
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.series import Counter, Gauge, Histogram
 from tests.telemetry.facts import CATALOG, attempt, outcome
@@ -14,6 +16,18 @@ from tests.telemetry.facts import CATALOG, attempt, outcome
 
 def lines(metrics: Metrics, prefix: str) -> list[str]:
     return [line for line in metrics.render().decode().splitlines() if line.startswith(prefix)]
+
+
+def test_what_was_not_read_from_a_cache_is_counted_by_cause() -> None:
+    metrics = Metrics(CATALOG)
+    miss = Explanation(Verdict.MISS, Cause.TOOLS_REORDERED, lost_tokens=1_000, lost_nano_usd=2_700_000)
+    for said in (miss, miss, None):
+        metrics.attempt(attempt(), msgspec.structs.replace(outcome(), miss=said))
+    labels = '{cause="tools_reordered",model="large",provider="acme",team="core"}'
+    assert lines(metrics, "tollhouse_cache_misses_total") == [f"tollhouse_cache_misses_total{labels} 2"]
+    assert lines(metrics, "tollhouse_cache_lost_usd_total") == [
+        f"tollhouse_cache_lost_usd_total{labels} 0.0054"
+    ]
 
 
 def test_one_request_shows_in_every_family() -> None:
