@@ -270,6 +270,7 @@ class App:
             drains=Drains(DRAINS_MAX),
             breakers=settings.breakers,
             cache_rules=lambda: settings.cache_rules,
+            caching=settings.caching,
             alert=self.alerts.breaker,
         )
 

@@ -93,6 +93,10 @@ class Shaped(msgspec.Struct, frozen=True):
     long_write: bool = False  # a marker asks for a life that is dearer to write
 
 
+#: Nothing was changed.
+AS_IT_CAME = Shaped(Level.OBSERVE)
+
+
 class Shaper:
     """Shapes requests, and remembers per run what makes the next step cheap and the same."""
 
@@ -104,7 +108,7 @@ class Shaper:
     def shape(self, request: Request) -> Shaped:
         rule, level = request.rule, request.level
         if level is Level.OBSERVE or request.operation not in _SHAPED:
-            return Shaped(level)
+            return AS_IT_CAME
         if len(request.body) < LEAST_BYTES or not len(request.facts.segments):
             if rule is None or rule.key_means is not KeyMeans.ISOLATION:
                 return Shaped(level, why_no_marks="below the minimum")

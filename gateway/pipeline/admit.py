@@ -157,7 +157,7 @@ def _ceiling(x: Exchange, row: PriceRow | None, output_tokens: int) -> int | Non
         input_bound_tokens=x.input_bound,
         output_bound_tokens=output_tokens,
         writes=True,
-        writes_1h=x.facts.long_cache_write,
+        writes_1h=x.facts.long_cache_write or x.shaped.long_write,
         service_tier=x.facts.service_tier,
     )
 

@@ -81,6 +81,7 @@ async def open_answer(world: World, x: Exchange) -> Opened:
 
 async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
     attempt = _attempt_of(world, x, deployment)
+    x.shaped = shape.shaped(world, x, deployment)
     hold = await admit.reserve(world, x, attempt, deployment)
     breakers.began(world, x)
     x.attempts = attempt.attempt_no
@@ -245,6 +246,8 @@ def _call_of(
             and deployment.provider.stream_usage
         ),
         max_output_tokens=hold.output_bound_tokens,
+        splices=x.shaped.splices,
+        members=x.shaped.members,
     )
     headers = x.incoming.headers
     return UpstreamCall(
@@ -252,7 +255,7 @@ def _call_of(
         deployment=deployment,
         operation=x.operation,
         body=dialects.render(facts, x.incoming.body, edits),
-        headers=tuple((name, headers[name]) for name in FORWARDED if name in headers),
+        headers=(*((name, headers[name]) for name in FORWARDED if name in headers), *x.shaped.headers),
         stream=facts.stream,
         slow=shape.is_slow(world, x),
         query=x.incoming.query,

@@ -17,6 +17,7 @@ from gateway.core.outputs import Outputs
 from gateway.core.prices import PriceBook
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
+from gateway.core.shaping import AS_IT_CAME, CachingPolicy, Level, Shaped, Shaper
 from gateway.core.threads import Threads
 from gateway.ports import (
     Clock,
@@ -120,6 +121,8 @@ class World:
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
     threads: Threads = field(default_factory=Threads)
     cache_rules: Callable[[], CacheRules] = CacheRules
+    caching: CachingPolicy = field(default_factory=CachingPolicy)
+    shaper: Shaper = field(default_factory=Shaper)
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
     outputs: Outputs = field(default_factory=Outputs)
     #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
@@ -141,6 +144,8 @@ class Exchange:
     task: TaskRef = field(init=False)
     chain: tuple[bytes, ...] = ()
     prompt: Prompt = field(init=False)
+    cache_level: Level | None = None  # the request's own wish
+    shaped: Shaped = AS_IT_CAME  # for the deployment that is tried
     input_bound: int | None = None  # tokens, at the deployment that is tried; None = nothing bounds them
     route: Route = field(init=False)
 

@@ -157,6 +157,8 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
         ("x-deployment", deployment.name),
         ("x-attempts", str(x.attempts)),
     ]
+    if x.shaped.applied:
+        headers.append(("x-cache-transforms", ",".join(x.shaped.applied)))
     if x.route.rule:
         headers.append(("x-rule", x.route.rule))
     if x.budget_remaining_nano_usd is not None:

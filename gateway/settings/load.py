@@ -21,6 +21,7 @@ from gateway.core.prices import ListedModel, PriceBook, listed_models, load_pric
 from gateway.core.windows import parse_window
 from gateway.settings.breakers import read_breakers
 from gateway.settings.cache_rules import read_cache_rules
+from gateway.settings.caching import read_caching
 from gateway.settings.demo import DemoMode, add_demo
 from gateway.settings.model import (
     BudgetSpec,
@@ -173,6 +174,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         crash_file=Path(env["TOLLHOUSE_CRASH_FILE"]) if env.get("TOLLHOUSE_CRASH_FILE") else None,
         keyless=tuple(found.keyless),
         cache_rules=lists.cache_rules,
+        caching=read_caching(root.section("caching"), [team.id for team in teams], list(found.deployments)),
     )
     root.done()
     return settings

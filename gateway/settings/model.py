@@ -16,6 +16,7 @@ from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceBook
 from gateway.core.rules import RuleSet, RuleText
+from gateway.core.shaping import CachingPolicy
 
 
 class Secret:
@@ -195,6 +196,7 @@ class Settings:
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
     crash_file: Path | None = None  # for `make crash` only: where death is ordered (gateway/crash.py)
     cache_rules: CacheRules = field(default_factory=CacheRules)
+    caching: CachingPolicy = field(default_factory=CachingPolicy)
     keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
 
     @property

@@ -13,6 +13,7 @@ from types import TracebackType
 import aiohttp
 
 from gateway.core.breakers import BreakerPolicy
+from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, OnDisconnect, Provider, Tier, Wire
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.health import HealthState
@@ -20,6 +21,7 @@ from gateway.core.identity import KeyRecord, RateLimit
 from gateway.core.prices import PriceBook, PriceRow, Rates
 from gateway.core.rules import RuleSet, RuleText
 from gateway.core.secrets import hmac_of, key_text, new_key
+from gateway.core.shaping import CachingPolicy
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
@@ -136,6 +138,8 @@ class SmallWorld:
     not_ready: list[str] = field(default_factory=list)
     observer: Silent = field(default_factory=Silent)
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
+    caching: CachingPolicy = field(default_factory=CachingPolicy)
+    cache_rules: CacheRules = field(default_factory=CacheRules)
     rules: Sequence[RuleText] = ()
     alerts: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # kind, dedupe, body
     url: str = ""
@@ -175,6 +179,8 @@ class SmallWorld:
             policy=self.policy,
             drains=Drains(64),
             breakers=self.breakers,
+            caching=self.caching,
+            cache_rules=lambda: self.cache_rules,
             alert=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
         )
         self._edge = Edge(

@@ -1,0 +1,43 @@
+"""The section `caching`: which level of prompt shaping holds for whom, and which transforms are switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway.core.shaping import CachingPolicy, Level, Transform
+from gateway.settings.section import Section
+
+#: A transform is switched off whatever its version.
+_NAMES = {transform.value.partition("@")[0]: transform for transform in Transform}
+
+
+def read_caching(section: Section, teams: Collection[str], deployments: Collection[str]) -> CachingPolicy:
+    """The policy; what names a team or a deployment that there is not is a problem at its line."""
+    policy = CachingPolicy(
+        level=section.choice("level", Level, Level.SAFE),
+        keys=_levels(section.section("keys"), None, ""),
+        teams=_levels(section.section("teams"), teams, "there is no team"),
+        deployments=_levels(section.section("deployments"), deployments, "there is no deployment"),
+        off=frozenset(_off(section)),
+    )
+    section.done()
+    return policy
+
+
+def _levels(section: Section, known: Collection[str] | None, missing: str) -> dict[str, Level]:
+    found = {}
+    for name in section.names:
+        found[name] = section.choice(name, Level, Level.SAFE)
+        if known is not None and name not in known:
+            section.wrong(name, f"{missing} {name!r}")
+    return found
+
+
+def _off(section: Section) -> list[Transform]:
+    found = []
+    for word in section.texts("off"):
+        if word in _NAMES:
+            found.append(_NAMES[word])
+        else:
+            section.wrong("off", f"there is no transform {word!r}", f"one of {', '.join(_NAMES)}")
+    return found

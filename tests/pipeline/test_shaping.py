@@ -1,0 +1,208 @@
+"""What really leaves for a provider: the bytes that a server on the other side receives, by level and provider."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.core.shaping import CachingPolicy, Level, Transform
+from tests.support.played_cache import RULES, compact
+from tests.support.recorder import Recorder
+from tests.support.small_world import KEY_ID, SmallWorld, Wire, deployment, provider
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+RULE_TEXT = "Never delete what you did not make. " * 160
+MARK = b',"cache_control":{"type":"ephemeral"}'
+BREAKPOINT = b',"prompt_cache_breakpoint":{"mode":"explicit"}'
+TOOLS = [{"name": n, "description": n * 200, "input_schema": {"type": "object"}} for n in ("read", "write")]
+FUNCTIONS = [
+    {"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in ("a", "b")
+]
+
+
+def messages(*, tools: list[dict[str, Any]] = TOOLS, **more: Any) -> bytes:
+    said = [
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "read", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}]},
+    ]
+    return compact(
+        {"model": "m", "max_tokens": 9, "tools": tools, "system": RULE_TEXT, "messages": said, **more}
+    )
+
+
+def chat(**more: Any) -> bytes:
+    said = [{"role": "system", "content": RULE_TEXT}, {"role": "user", "content": "Fix it."}]
+    return compact({"model": "m", "tools": FUNCTIONS, "messages": said, **more})
+
+
+@asynccontextmanager
+async def world(
+    rules: str,
+    wire: Wire = Wire.ANTHROPIC,
+    upstream_model: str = "claude-opus-4-8",
+    caching: CachingPolicy = CachingPolicy(),  # noqa: B008 - frozen
+) -> AsyncIterator[tuple[SmallWorld, Recorder]]:
+    """One deployment named up/m, whose provider follows these cache rules."""
+    async with Recorder() as upstream:
+        at = provider(upstream.base_url, wire, cache_rules=rules)
+        there = deployment(at, "m", upstream_model)
+        async with SmallWorld([there], cache_rules=RULES, caching=caching) as gw:
+            yield gw, upstream
+
+
+async def sent(
+    gw: SmallWorld, upstream: Recorder, path: str, body: bytes, **headers: str
+) -> tuple[bytes, str | None]:
+    """(the body that arrived, with the model's name put back; the transforms that the answer names)."""
+    told = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+    async with gw.http.post(path, data=body, headers=told) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.read()
+        transforms = answer.headers.get("x-cache-transforms")
+    arrived = upstream.received[-1].body
+    name = gw.deployments[0].upstream_model.encode()
+    return arrived.replace(b'"model":"%b"' % name, b'"model":"m"', 1), transforms
+
+
+async def test_markers_are_on_the_wire_and_nothing_else_is_changed() -> None:
+    async with world("anthropic") as (gw, upstream):
+        body = messages()
+        arrived, transforms = await sent(gw, upstream, MESSAGES, body)
+        assert transforms == "markers@1"
+        system = json.dumps(RULE_TEXT).encode()
+        expected = body.replace(system, b'[{"type":"text","text":' + system + MARK + b"}]")
+        expected = expected.replace(b'"content":"1"}', b'"content":"1"' + MARK + b"}")
+        assert arrived == expected
+        # a stream carries the same
+        streamed, _ = await sent(gw, upstream, MESSAGES, messages(stream=True))
+        assert streamed == expected.replace(
+            b'"content":"1"' + MARK + b"}]}]}", b'"content":"1"' + MARK + b'}]}],"stream":true}'
+        )
+
+
+async def test_at_observe_the_body_leaves_as_it_came() -> None:
+    off = CachingPolicy(level=Level.OBSERVE)
+    async with world("anthropic", caching=off) as (gw, upstream):
+        assert await sent(gw, upstream, MESSAGES, messages()) == (messages(), None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "header", "shaped"),
+    [
+        (CachingPolicy(), None, True),
+        (CachingPolicy(), "observe", False),
+        (CachingPolicy(level=Level.OBSERVE), "safe", True),
+        (CachingPolicy(deployments={"up/m": Level.OBSERVE}), None, False),
+        (CachingPolicy(deployments={"up/m": Level.OBSERVE}, teams={"team1": Level.SAFE}), None, True),
+        (CachingPolicy(teams={"team1": Level.SAFE}, keys={KEY_ID: Level.OBSERVE}), None, False),
+        (CachingPolicy(keys={KEY_ID: Level.OBSERVE}), "safe", True),
+        (CachingPolicy(keys={"another": Level.OBSERVE}), None, True),
+        (CachingPolicy(off=frozenset({Transform.MARKERS})), None, False),
+    ],
+)
+async def test_the_narrowest_level_holds(policy: CachingPolicy, header: str | None, shaped: bool) -> None:
+    async with world("anthropic", caching=policy) as (gw, upstream):
+        headers = {} if header is None else {"x_cache_level": header}
+        arrived, transforms = await sent(gw, upstream, MESSAGES, messages(), **headers)
+        assert (arrived != messages()) == shaped
+        assert transforms == ("markers@1" if shaped else None)
+        assert "x-cache-level" not in upstream.received[-1].headers
+
+
+async def test_a_level_that_there_is_not_is_refused() -> None:
+    async with world("anthropic") as (gw, upstream):
+        async with gw.http.post(MESSAGES, data=messages(), headers={"X-Cache-Level": "fast"}) as answer:
+            assert answer.status == 400
+            error = (await answer.json())["error"]
+        assert (
+            error["message"] == "the header x-cache-level must be one of observe, safe, relocate, not 'fast'"
+        )
+        assert upstream.received == []
+
+
+async def test_tools_keep_the_order_and_the_bytes_in_which_the_run_first_sent_them() -> None:
+    plain = CachingPolicy(off=frozenset({Transform.MARKERS}))
+    async with world("anthropic", caching=plain) as (gw, upstream):
+        first = messages()
+        assert (await sent(gw, upstream, MESSAGES, first))[0] == first
+        shuffled = messages(tools=[dict(reversed(t.items())) for t in reversed(TOOLS)])
+        assert shuffled != first
+        assert await sent(gw, upstream, MESSAGES, shuffled) == (first, "tools_first_seen@1")
+        # another set of tools is another set, and the first one is still known when it comes back
+        fewer = messages(tools=TOOLS[:1])
+        assert (await sent(gw, upstream, MESSAGES, fewer))[0] == fewer
+        assert (await sent(gw, upstream, MESSAGES, shuffled))[0] == first
+        # the order of a schema's properties means something, so an array or a value that differs is left alone
+        other = messages(tools=[{**TOOLS[0], "description": "other"}, TOOLS[1]])
+        assert (await sent(gw, upstream, MESSAGES, other))[0] == other
+
+
+async def test_the_billing_line_reaches_those_who_read_it_and_nobody_else() -> None:
+    line = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.a1b; cch=00000;"}
+    rules = {"type": "text", "text": RULE_TEXT}
+    body = messages(system=[line, rules])
+    plain = CachingPolicy(off=frozenset({Transform.MARKERS}))
+    async with world("anthropic", caching=plain) as (gw, upstream):
+        assert await sent(gw, upstream, MESSAGES, body) == (body, None)
+    async with world("vllm", caching=replace(plain, off=plain.off | {Transform.CACHE_KEY})) as (gw, upstream):
+        assert await sent(gw, upstream, MESSAGES, body) == (messages(system=[rules]), "billing_nonce@1")
+        only = messages(system=[line])
+        assert await sent(gw, upstream, MESSAGES, only) == (only, None)
+
+
+async def test_openai_is_marked_from_5_6_on_and_gets_a_key_before() -> None:
+    said = [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks."}]
+    body = (
+        chat()
+        if not said
+        else compact({**json.loads(chat()), "messages": json.loads(chat())["messages"] + said})
+    )
+    async with world("openai", Wire.OPENAI, "gpt-6-sol") as (gw, upstream):
+        arrived, transforms = await sent(gw, upstream, CHAT, body)
+        system = json.dumps(RULE_TEXT).encode()
+        assert arrived == body.replace(system, b'[{"type":"text","text":' + system + BREAKPOINT + b"}]")
+        assert transforms == "markers@1"
+    async with world("openai", Wire.OPENAI, "gpt-5.4") as (gw, upstream):
+        arrived, transforms = await sent(gw, upstream, CHAT, body, x_task_id="run")
+        key = json.loads(arrived)["prompt_cache_key"]
+        assert arrived == body.replace(
+            b'"model":"m"', b'"model":"m","prompt_cache_key":"%b"' % key.encode(), 1
+        )
+        assert transforms == "cache_key@1"
+        again, _ = await sent(gw, upstream, CHAT, body, x_task_id="run")
+        other, _ = await sent(gw, upstream, CHAT, body, x_task_id="other")
+        assert again == arrived != other
+        theirs = compact({**json.loads(body), "prompt_cache_key": "mine"})
+        assert await sent(gw, upstream, CHAT, theirs) == (theirs, None)
+
+
+async def test_other_providers_get_what_their_rules_say() -> None:
+    async with world("xai", Wire.OPENAI, "grok-5") as (gw, upstream):
+        arrived, _ = await sent(gw, upstream, CHAT, chat(), x_task_id="run")
+        assert arrived == chat()
+        task = upstream.received[-1].headers["x-grok-conv-id"]
+        assert task.startswith("task_")
+    async with world("deepseek", Wire.OPENAI, "deepseek-v4-flash") as (gw, upstream):
+        assert await sent(gw, upstream, CHAT, chat()) == (chat(), None)
+    async with world("nobody", Wire.OPENAI, "any") as (gw, upstream):
+        assert await sent(gw, upstream, CHAT, chat()) == (chat(), None)
+
+
+async def test_tenants_do_not_share_a_cache_on_vllm() -> None:
+    salts = []
+    for tenant in ("t1", "t2", "t1"):
+        async with world("vllm", Wire.OPENAI, "qwen") as (gw, upstream):
+            gw.world.keys.records[KEY_ID] = replace(gw.record, tenant_id=tenant)  # type: ignore[attr-defined]
+            # a short prompt, too: what another tenant may not probe is not a matter of length
+            short = compact({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+            arrived, transforms = await sent(gw, upstream, CHAT, short)
+            assert transforms == "cache_key@1"
+            salts.append(json.loads(arrived)["cache_salt"])
+    assert salts[0] == salts[2] != salts[1]
+    assert len(salts[0]) >= 24
