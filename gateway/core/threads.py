@@ -157,6 +157,10 @@ class Threads:
             return msgspec.structs.replace(explanation, unseen=True)
         return explanation
 
+    def knows(self, task_id: str) -> bool:
+        """A request of the task is remembered."""
+        return task_id in self._tasks
+
     def forget(self, task_id: str) -> None:
         """A task is over."""
         task = self._tasks.pop(task_id, None)

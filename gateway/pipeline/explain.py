@@ -11,12 +11,16 @@ from gateway.core.threads import Answered
 from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, World
 
+#: Shorter prompts are cached nowhere (the least documented minimum is Qwen's), and most of them are no agent's.
+LEAST_TOKENS = 256
 _PROMPTS = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
 
 
 def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outcome:
     """The outcome, with what is to be said about its prompt. Estimated usage says nothing about a cache."""
     if outcome.kind is not Kind.POST or outcome.quality is not Quality.EXACT or x.operation not in _PROMPTS:
+        return outcome
+    if outcome.usage.input_total < LEAST_TOKENS and not world.threads.knows(attempt.task_id):
         return outcome
     deployment = next((d for d in x.route.candidates if d.name == attempt.deployment), None)
     if deployment is None or not x.chain:
