@@ -174,7 +174,7 @@ def decide(
     for unit, (room, b) in tightest.items():
         amount = _fitting(unit, ask, least, room)
         if amount is None:
-            return _refused(b, now_ms, landing)
+            return refused_by(b, now_ms, landing)
         held[unit] = amount
     usd, output = held.get(Unit.USD), held.get(Unit.OUTPUT_TOKENS)
     left = {unit: room - held[unit] for unit, (room, _) in tightest.items()}
@@ -188,7 +188,7 @@ def decide(
         left.get(Unit.OUTPUT_TOKENS),
         left.get(Unit.CALLS),
         tuple(
-            _refused(b, now_ms, landing)
+            refused_by(b, now_ms, landing)
             for b in budgets
             if b.on_exceed is OnExceed.WARN and b.mode is BudgetMode.ENFORCE and not fits(b, ask, least)
         ),
@@ -214,7 +214,8 @@ def fits(budget: Budget, ask: Amounts, least: Amounts) -> bool:
     return _fitting(budget.unit, ask, least, budget.room) is not None
 
 
-def _refused(b: Budget, now_ms: int, landing: bool) -> Refused:
+def refused_by(b: Budget, now_ms: int, landing: bool = False) -> Refused:
+    """What this budget says to an ask that does not fit it."""
     kept_back = 0 if landing else b.landing
     return Refused(
         b.scope, b.limit, b.spent, b.reserved, resets_ms(b, now_ms), b.unit, b.on_exceed, kept_back

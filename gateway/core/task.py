@@ -41,6 +41,21 @@ REACHED_FROM: dict[State, frozenset[State]] = {
 }
 
 
+_LANDED = "summed up by "
+
+
+def landed_by(request_id: str) -> str:
+    """The reason of a pause whose landing was granted, to the attempts of one request."""
+    return f"{_LANDED}{request_id}"
+
+
 def admits(state: str, landing: bool) -> bool:
     """Whether a task in that state takes a request; a landing is the last answer of one whose budget is used up."""
     return state in ADMITTING or (landing and state == State.PAUSED_BUDGET)
+
+
+def may_land(state: str, reason: str, request_id: str) -> bool:
+    """Whether a task takes its landing: once per pause, which ends when its budget is raised."""
+    return state == State.PAUSED_BUDGET and (
+        not reason.startswith(_LANDED) or reason == landed_by(request_id)
+    )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.core.budget import Budget, BudgetMode, decide, exhausted, fits, held_by, hold
+from gateway.core.budget import Budget, BudgetMode, decide, exhausted, fits, held_by, hold, refused_by
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
-from gateway.core.task import ADMITTING, admits
+from gateway.core.task import ADMITTING, State, admits, landed_by, may_land
 from gateway.storage import budget_rows, lines, task_rows
 from gateway.storage.budget_rows import Place
 from gateway.storage.lines import NO_LINE, TOO_DEEP, Line, Link
@@ -28,7 +28,14 @@ _TASK_LIMITS = Sql(
 )
 _HOLDS = Sql("SELECT attempt_id, answer FROM hold WHERE attempt_id = ANY($1::text[])")
 #: Locked after the budgets, as everywhere.
-_STATES = Sql("SELECT task_id, state FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE")
+_STATES = Sql(
+    "SELECT task_id, state, state_reason FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE"
+)
+#: The guard of "one landing per pause", whatever was read before.
+_LAND = Sql(
+    "UPDATE task SET state_reason = $2 WHERE task_id = $1 AND state = 'paused_budget' "
+    "AND (state_reason NOT LIKE 'summed up by %' OR state_reason = $2) RETURNING task_id"
+)
 _COUNT_STEPS = Sql(
     "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, "
     "created_at_ms, last_at_ms, steps) VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $8, $9) "
@@ -119,7 +126,7 @@ def admit(
         attempt_id = ask.attempt.attempt_id
         if careful and attempt_id in answered:  # twice in one batch
             continue
-        stop = _stop_of(ask, states, books.line(ask), links)
+        stop = _stop_of(ask, states if careful else None, books.line(ask), links)
         answered[attempt_id] = books.answer(ask, stop)
 
     if not careful:
@@ -153,6 +160,7 @@ class _Books:
         self._above = above
         self._now_ms = now_ms
         self._where: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
+        self._landed: set[str] = set()  # tasks whose landing is among the granted
 
     def line(self, ask: Ask) -> Line:
         return self._above.get(_member(ask), NO_LINE)
@@ -166,17 +174,34 @@ class _Books:
             held_in = [self.budgets[i] for i in budget_ids]
             answer = decide(held_in, ask.amounts, ask.least, self._now_ms, ask.landing)
         if stop is not None:
-            return _stopped(answer, *stop)
+            return self._stopped(answer, budget_ids, *stop)
+        if ask.landing and ask.attempt.task_id in self._landed:
+            return self._stopped(answer, budget_ids, ask.attempt.task_id, State.PAUSED_BUDGET)
         if isinstance(answer, Refused):
             own = f"task:{ask.attempt.task_id}"
             # What a window or a hold may bring back is worth another try; the rest waits for a person.
             if answer.scope == own and answer.resets_at_ms is None and exhausted(answer, ask.least):
                 self.used_up[ask.attempt.task_id] = answer
             return answer
+        if ask.landing:
+            self._landed.add(ask.attempt.task_id)
         if budget_ids:
             self._hold(budget_ids, ask, answer)
         self.granted.append((ask, answer, places))
         return answer
+
+    def _stopped(
+        self, answer: Granted | Refused, budget_ids: tuple[str, ...], task_id: str, state: str
+    ) -> Refused:
+        """What a task says that admits nothing; if for want of budget, by the one that is used up the most."""
+        if isinstance(answer, Refused):
+            return msgspec.structs.replace(answer, state=state)
+        scope = f"task:{task_id}"
+        own = [b for i in budget_ids if (b := self.budgets[i]).scope == scope and b.hard]
+        if state != State.PAUSED_BUDGET or not own:
+            return Refused(scope, 0, 0, 0, None, state=state)
+        fullest = max(own, key=lambda b: b.spent / max(1, b.limit))
+        return msgspec.structs.replace(refused_by(fullest, self._now_ms), state=state)
 
     def _hold(self, budget_ids: tuple[str, ...], ask: Ask, answer: Granted) -> None:
         amounts = held_by(ask.amounts, answer)
@@ -202,21 +227,23 @@ class _Books:
         return known
 
 
-def _stopped(answer: Granted | Refused, task_id: str, state: str) -> Refused:
-    if isinstance(answer, Refused):
-        return msgspec.structs.replace(answer, state=state)
-    return Refused(f"task:{task_id}", 0, 0, 0, None, state=state)
-
-
 def _stop_of(
-    ask: Ask, states: Mapping[str, str], line: Line, links: Mapping[str, Link]
+    ask: Ask, states: Mapping[str, tuple[str, str]] | None, line: Line, links: Mapping[str, Link]
 ) -> tuple[str, str] | None:
-    """The task that keeps this ask from being admitted, be it its own or one above, and its state."""
+    """The task that keeps this ask from being admitted, be it its own or one above, and its state.
+
+    `states` of None: they were not read.
+    """
     own = ask.attempt.task_id
     if line.too_deep:
         return own, TOO_DEEP
-    if own in states and not admits(states[own], ask.landing):
-        return own, states[own]
+    if states is not None:
+        state, reason = states.get(own, (State.RUNNING, ""))
+        if ask.landing:
+            if not may_land(state, reason, ask.attempt.request_id):
+                return own, state
+        elif not admits(state, False):
+            return own, state
     for task_id in line.above:
         if task_id in links and not admits(links[task_id].state, ask.landing):
             return task_id, links[task_id].state
@@ -241,10 +268,10 @@ def granted_before(attempt_ids: list[str]) -> Tx[dict[str, Granted]]:
     return {attempt_id: _granted.decode(answer) for attempt_id, answer in rows}
 
 
-def _read_states(asks: Sequence[Ask]) -> Tx[dict[str, str]]:
-    """The states of those tasks that are not simply running."""
+def _read_states(asks: Sequence[Ask]) -> Tx[dict[str, tuple[str, str]]]:
+    """(state, reason) of those tasks that have a row."""
     rows = yield Fetch(_STATES, (sorted({ask.attempt.task_id for ask in asks}),))
-    return {task_id: state for task_id, state in rows if state not in ADMITTING}
+    return {task_id: (state, reason) for task_id, state, reason in rows}
 
 
 #: (task, parent that its client names)
@@ -348,6 +375,11 @@ def _write(
         ):
             raise Conflict("a task has a parent in whose budgets nothing was held")
         step[task_id] = steps - firsts[task_id]
+    landings = [
+        (a.task_id, landed_by(a.request_id)) for ask, _, _ in granted if (a := ask.attempt) and ask.landing
+    ]
+    if landings and len((yield FetchEach(_LAND, sorted(landings)))) < len(landings):
+        raise Conflict("a task has landed already, or has no need to")
     answers: dict[str, Granted] = {}
     holds = []
     for ask, answer, places in granted:

@@ -40,6 +40,7 @@ class AttemptFacts:
     scopes: tuple[str, ...]
     task: str
     parent: str | None = None  # as its client names it
+    request: str = ""
     landing: bool = False
     granted: Amounts | None = None
     refused: bool = False
@@ -103,6 +104,7 @@ class Checker:
         self._highest: dict[str, int] = defaultdict(int)  # limit that a budget ever had
         self._states: list[_State] = [_State(0, [])]
         self._states_before: dict[str, str] = {}
+        self._landed: dict[str, str] = {}  # task -> request whose landing was granted since it was paused
         self._leases: dict[str, list[_Lease]] = defaultdict(list)
         self._last_hold = 0
         self._last_entry = 0
@@ -151,6 +153,8 @@ class Checker:
         for budget_id, _ in windows:
             self._budget_since.setdefault(budget_id, self._store.counts.commits)
         self._states_before = view.task_states(self._store)
+        for task in [t for t in self._landed if self._states_before.get(t) != "paused_budget"]:
+            del self._landed[task]
         for task, parent in view.named_parents(self._store):
             self._parents.setdefault(task, (parent, self._store.counts.commits))
         self._states.append(_State(now_ms, self._rooms(windows, now_ms)))
@@ -248,6 +252,11 @@ class Checker:
             self.violated(
                 "task", f"{a} was admitted to {facts.task}, which is {self._states_before[facts.task]}"
             )
+        if facts and facts.landing:
+            state = self._states_before.get(facts.task, "running")
+            first = self._landed.setdefault(facts.task, facts.request)
+            if state != "paused_budget" or first != facts.request:
+                self.violated("task", f"{a} is a landing of {facts.task}, which is {state}; {first} had it")
         for place in hold.places:
             w = windows.get(place)
             if w is None or not w.hard:

@@ -162,6 +162,11 @@ MISSING = (
         frozenset({"I1"}),
         lambda: Misread("RETURNING task_id, steps, state, parent_task_id", _with(3, None)),
     ),
+    MissingGuard(
+        "that a task lands once per stop",
+        frozenset({"task"}),
+        lambda: Edited((" AND (state_reason NOT LIKE 'summed up by %'", " AND (state_reason LIKE '%'")),
+    ),
     MissingGuard("the journal", frozenset({"I2", "leak"}), ledger=KeepsNoJournal),
     MissingGuard(
         "the hold that comes back when its caller has left", frozenset({"leak"}), ledger=GivesNothingBack

@@ -108,7 +108,9 @@ class Operators:
         key = KeyRecord(key_id=owner, secret_hmac=b"", tenant_id="default", team_id=team, name=owner)
         budgets = {Unit(unit): limit for unit, limit in op.budgets}
         try:
-            made = await self._tasks.create_task(key, Wanted("simulated", budgets), parent)
+            # Every other schedule has tasks that sum up at their end.
+            on_exceed = OnExceed.SUMMARIZE if self._world.schedule.seed % 2 else OnExceed.ERROR
+            made = await self._tasks.create_task(key, Wanted("simulated", budgets, on_exceed), parent)
         finally:
             await asyncio.sleep(0.002)
         self._world.name(made.task.task_id, f"task_{len(self.declared)}")

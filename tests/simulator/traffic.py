@@ -7,12 +7,14 @@ from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING
 
-from gateway.core.entry import Attempt, Kind, Outcome, Refused
+import msgspec
+
+from gateway.core.entry import Attempt, Kind, OnExceed, Outcome, Refused
 from gateway.core.errors import LedgerUnavailable, Unavailable
 from gateway.core.ids import new_id
 from gateway.core.usage import Quality
 from tests.simulator import calls
-from tests.simulator.calls import Amounts
+from tests.simulator.calls import Amounts, Wish
 from tests.simulator.checker import AttemptFacts
 from tests.simulator.provider import Provider
 from tests.simulator.replica import Process
@@ -75,11 +77,18 @@ class Traffic:
             a = calls.attempt(attempt_id, request_id, key, team, task, parent, number, at_ms)
             try:
                 sent = await self._try(process, op, a, asked)
+                if isinstance(sent, Refused) and _lands(sent, a):
+                    last = msgspec.structs.replace(
+                        a, attempt_id=new_id("att", at_ms, rng.randbytes(10)), attempt_no=1
+                    )
+                    wish = calls.wish(max(1, sent.kept_back // 2), 1, landing=True)
+                    await self._try(process, op, last, asked, wish)
+                    return
             except LedgerUnavailable:
                 world.counts["unavailable"] += 1
                 world.say(f"#{op.number} {process.name} unavailable")
                 return
-            if not sent or op.ends is not Ends.TURNED_AWAY:
+            if isinstance(sent, Refused) or not sent or op.ends is not Ends.TURNED_AWAY:
                 return
 
     async def _key_works(self, process: Process, key: str) -> bool:
@@ -99,16 +108,18 @@ class Traffic:
             )
         return True
 
-    async def _try(self, process: Process, op: Call, a: Attempt, asked: asyncio.Event) -> bool:
-        """Returns whether another attempt may follow."""
+    async def _try(
+        self, process: Process, op: Call, a: Attempt, asked: asyncio.Event, landing: Wish | None = None
+    ) -> bool | Refused:
+        """Returns whether another attempt may follow, or why there was none."""
         world = self._world
         scopes = calls.scopes_of(a)
         facts = world.checker.attempts[a.attempt_id] = AttemptFacts(
-            scopes, a.task_id, a.parent_task_id, op.landing
+            scopes, a.task_id, a.parent_task_id, a.request_id, landing is not None or op.landing
         )
         if a.attempt_no == 1:
             self.first_tries[a.task_id].add(a.attempt_id)
-        wish = calls.wish(op.most, op.least, op.landing)
+        wish = landing or calls.wish(op.most, op.least, op.landing)
         asked_ms = world.clock.now_ms()
         if op.asked_twice:
             answer, twin = await asyncio.gather(
@@ -123,7 +134,7 @@ class Traffic:
             world.counts["refused"] += 1
             world.say(f"#{op.number} {process.name} refused: {answer}")
             world.checker.refused(a.attempt_id, answer, wish, asked_ms)
-            return False
+            return answer
         world.counts["granted"] += 1
         facts.granted = held = calls.granted_amounts(wish, answer)
         world.say(f"#{op.number} {process.name} granted {held}: {a.attempt_id[-6:]}")
@@ -181,6 +192,10 @@ class Traffic:
         self._world.say(f"the provider has {attempt_id[-6:]} and bills {bill}")
         self._world.checker.arrived(attempt_id, bill)
         self._world.checker.attempts[attempt_id].bill = bill
+
+
+def _lands(refused: Refused, a: Attempt) -> bool:
+    return refused.on_exceed is OnExceed.SUMMARIZE and refused.scope == f"task:{a.task_id}"
 
 
 async def _settle(process: Process, a: Attempt, outcome: Outcome) -> None:

@@ -84,7 +84,8 @@ class Model:
         for scope in where:
             state = states.get(scope.removeprefix("task:"), "running")
             if isinstance(answer, Granted) and state not in ADMITTING:
-                return Refused(scope, 0, 0, 0, None, state=state)
+                b = self.budgets[scope]
+                return Refused(scope, b.limit, b.posted, b.held, None, state=state)
         if isinstance(answer, Granted):
             self.holds[a.attempt_id] = (answer.amount_nano_usd, held_in)
             for s in held_in:

@@ -290,7 +290,7 @@ async def test_a_used_up_task_is_paused_told_once_and_goes_on_when_it_is_raised(
         it.ledger.revision_changed()
     assert await it.state(task) == "paused_budget"
     # Even what would fit waits for a person now.
-    assert (await it.reserve(task, 10))[1] == Refused(scope, 0, 0, 0, None, state="paused_budget")
+    assert (await it.reserve(task, 10))[1] == Refused(scope, 1_000, 850, 0, None, state="paused_budget")
     told = await rows(it.database, "SELECT body FROM outbox WHERE kind = 'task_paused'")
     assert [json.loads(body)["spent"] for (body,) in told] == [850]
 
@@ -329,7 +329,40 @@ async def test_only_a_landing_uses_what_is_kept_back_for_it(it: World) -> None:
     assert (again.remaining, again.kept_back) == (5, 0)
     await it.ledger.settle(last, outcome(15))
     await it.tasks.end(task.task.task_id)
+    it.ledger.revision_changed()
     assert isinstance((await it.reserve(task, 1, landing=True))[1], Refused), "done is done"
+
+
+async def test_a_task_lands_once_per_stop(it: World) -> None:
+    task = await it.declare(1_000, on_exceed=OnExceed.SUMMARIZE)
+    scope = f"task:{task.task.task_id}"
+    running = Refused(scope, 0, 0, 0, None, state="running")
+    assert (await it.reserve(task, 5, landing=True))[1] == running, "nothing has ended yet"
+    it.ledger.revision_changed()
+    await it.spend(task, 975)
+    await it.reserve(task, 10)
+    tries = await asyncio.gather(*(it.reserve(task, 4, landing=True) for _ in range(5)))
+    landed = [a for a, answer in tries if isinstance(answer, Granted)]
+    assert len(landed) == 1
+    used_up = Refused(
+        scope, 1_000, 975, 4, None, on_exceed=OnExceed.SUMMARIZE, kept_back=20, state="paused_budget"
+    )
+    assert (await it.reserve(task, 1))[1] == used_up
+    # The same request may try another deployment.
+    again = attempt(
+        task_id=task.task.task_id, key_id=it.key.key_id, request_id=landed[0].request_id, attempt_no=2
+    )
+    it.ledger.revision_changed()
+    wanted = Amounts(4, 10, 10)
+    assert isinstance(await it.ledger.reserve(again, scopes(again), wanted, wanted, landing=True), Granted)
+
+    await it.accounts.adjust_budget(scope, 2_000, "go on")
+    it.ledger.revision_changed()
+    assert await it.state(task) == "running"
+    await it.spend(task, 977)
+    await it.reserve(task, 10)
+    it.ledger.revision_changed()
+    assert isinstance((await it.reserve(task, 4, landing=True))[1], Granted), "another stop, another landing"
 
 
 async def test_pausing_a_task_pauses_all_below_it_and_resuming_lets_them_go_on(it: World) -> None:
