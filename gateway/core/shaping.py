@@ -69,7 +69,7 @@ class Request(msgspec.Struct, frozen=True):
     facts: Facts
     body: bytes
     links: tuple[bytes, ...]  # `prefix.chain` of its segments
-    scope: Scope
+    scope: Scope  # whose run this may be; the last part names the client's session, "" if it names none
     rule: CacheRule | None
     native: bool = True  # the target takes this dialect as it is
     level: Level = Level.SAFE
@@ -134,7 +134,9 @@ class Shaper:
         segment = request.facts.segments[0]
         if segment.kind != "tools" or Transform.TOOLS in request.off:
             return None
-        first = self._tools.first_seen(lineage.tools, segment)
+        # A session that its client names keeps its tools also where the system prompt changes.
+        home = self.lineages.at(request.scope, b"") if request.scope[-1] else lineage
+        first = self._tools.first_seen(home.tools, segment)
         if first is not None:
             draft.splices.append((*request.facts.spans.members["tools"], first))
             draft.applied.append(Transform.TOOLS)
