@@ -467,6 +467,7 @@ def test_explain_says_why_a_prompt_was_not_read_from_the_cache(missed: tuple[Tol
         "  lost    1,000 tokens that could have been read: $0.0027",
         "  saved   $0.06 against the same tokens without a cache",
         "  before  req_0, answered 9.5 s earlier",
+        "  level   safe would have kept this from happening",
         "  do      Send the tools in one fixed order, or let the gateway do so with cache level safe.",
     ]
     assert tollhouse("explain", hit).out.splitlines()[0] == "attempt 1 on sonnet-main: hit"

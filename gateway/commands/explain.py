@@ -50,6 +50,10 @@ def lines(attempt: dict[str, Any]) -> list[str]:
     if attempt["previous_request_id"]:
         seconds = attempt["gap_ms"] / 1_000
         told.append(f"  before  {attempt['previous_request_id']}, answered {seconds:,.1f} s earlier")
+    if attempt["transforms"]:
+        told.append(f"  changed {', '.join(attempt['transforms'])} (cache level {attempt['level']})")
+    if attempt["prevented_by"]:
+        told.append(f"  level   {attempt['prevented_by']} would have kept this from happening")
     if attempt["advice"]:
         told.append(f"  do      {attempt['advice']}")
     return told

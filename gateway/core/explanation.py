@@ -62,6 +62,20 @@ _ADVICE = {
 }
 
 
+#: The level of shaping that keeps a cause from happening, as far as the prompt allows it.
+_PREVENTED_BY = {
+    Cause.TOOLS_REORDERED: "safe",
+    Cause.LOOKBACK_OVERRUN: "safe",
+    Cause.NOT_MARKED: "safe",
+    Cause.SYSTEM_LINE_CHANGED: "relocate",
+}
+
+
+def prevented_by(cause: Cause) -> str:
+    """The lowest level that keeps it from happening; "" = none does."""
+    return _PREVENTED_BY.get(cause, "")
+
+
 def advice(cause: Cause) -> str:
     """What to change, in one sentence."""
     return _ADVICE[cause]
@@ -89,3 +103,5 @@ class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
     previous_request_id: str = ""
     gap_ms: int = 0  # since the request before was answered
     unseen: bool = False  # the task had requests before, but not in the memory of this process
+    level: str = ""  # at which its prompt was shaped (core/shaping.py)
+    applied: tuple[str, ...] = ()  # the transforms that changed it

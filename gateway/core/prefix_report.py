@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.core.explanation import Cause, Explanation, Verdict, advice
+from gateway.core.explanation import Cause, Explanation, Verdict, advice, prevented_by
 from gateway.core.misses import Rules
 from gateway.core.money import usd_text
 
+_LEVELS = ("observe", "safe", "relocate")
 _WRITES = ("cache_write_5m", "cache_write_1h", "cache_write_12h")
 _PLACES = {
     Cause.TOOLS_ADDED: "a tool was added at place {index} of the list",
@@ -75,7 +76,16 @@ def attempt_report(
         "saved_usd": usd_text(entry["list_cost_nano_usd"] - entry["amount_nano_usd"]),
         "why": _why(verdict, cause, place, rules),
         "advice": None if cause is None else advice(cause),
+        "level": place.level or None,
+        "transforms": list(place.applied),
+        "prevented_by": _prevented_by(cause, place.level),
     }
+
+
+def _prevented_by(cause: Cause | None, level: str) -> str | None:
+    """A higher level that would have read what was lost."""
+    found = "" if cause is None else prevented_by(cause)
+    return found if found and _LEVELS.index(level or _LEVELS[0]) < _LEVELS.index(found) else None
 
 
 def _why(verdict: str, cause: Cause | None, place: Explanation, rules: Rules) -> str:

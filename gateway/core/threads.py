@@ -60,6 +60,9 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     service_tier: str
     started_at_ms: int
     task_step: int = 1  # which of its task's requests this is
+    level: str = ""  # of shaping
+    applied: tuple[str, ...] = ()  # the transforms that changed it
+    restored: frozenset[str] = frozenset()  # "tools", "system": sent as in the request before, whatever came
 
 
 class _Thread:
@@ -153,9 +156,9 @@ class Threads:
             thread = self._like(task, a) or self._begun(task, a.kind)
         self._remember(task, thread, a, now_ms)
         self._forget()
-        if unseen and explanation is not None:
-            return msgspec.structs.replace(explanation, unseen=True)
-        return explanation
+        if explanation is None:
+            return None
+        return msgspec.structs.replace(explanation, unseen=unseen, level=a.level, applied=a.applied)
 
     def knows(self, task_id: str) -> bool:
         """A request of the task is remembered."""
@@ -219,7 +222,7 @@ class Threads:
             place = locate(
                 prior,
                 segments,
-                own_digests(segments),
+                _as_sent(a, segments, prior.own),
                 settings_of(a.facts, a.body),
                 self._pieces,
                 compacted=task.compacted,
@@ -246,7 +249,7 @@ class Threads:
         kept = len(thread.own)
         if not thread.extended_by(a.chain):
             self._bytes -= kept
-            thread.own, kept = bytearray(own_digests(_segments(a))), 0
+            thread.own, kept = bytearray(_as_sent(a, _segments(a), bytes(thread.own))), 0
             thread.head = head_of(_segments(a))
             self._keep_pieces(segments[: thread.head])
         elif kept < count * DIGEST:
@@ -277,6 +280,18 @@ class Threads:
     def _forget(self) -> None:
         while len(self._tasks) > self._tasks_max or (self._bytes > self._bytes_max and len(self._tasks) > 1):
             self.forget(next(iter(self._tasks)))
+
+
+def _as_sent(a: Answered, segments: Sequence[Segment], before: bytes) -> bytes:
+    """The segments' digests, with those of the request before where the gateway has restored what was in it."""
+    own = own_digests(segments)
+    if not a.restored:
+        return own
+    pieces = [own[i : i + DIGEST] for i in range(0, len(own), DIGEST)]
+    for i, segment in enumerate(segments[: min(head_of(segments), len(before) // DIGEST)]):
+        if ("tools" if segment.kind == "tools" else "system") in a.restored:
+            pieces[i] = before[i * DIGEST : (i + 1) * DIGEST]
+    return b"".join(pieces)
 
 
 def _segments(a: Answered) -> Sequence[Segment]:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from gateway.core.catalog import Operation
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.misses import rules_for
+from gateway.core.shaping import Transform
 from gateway.core.threads import Answered
 from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, World
 
+_NOTHING: frozenset[str] = frozenset()
+_RESTORES = {Transform.TOOLS: "tools", Transform.RELOCATE: "system"}
 #: Shorter prompts are cached nowhere (the least documented minimum is Qwen's), and most of them are no agent's.
 LEAST_TOKENS = 256
 _PROMPTS = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
+
+
+def _restored(applied: Sequence[Transform]) -> frozenset[str]:
+    """What the provider got as it had got it before, although the client sent something else."""
+    if not applied:
+        return _NOTHING
+    return frozenset(_RESTORES[transform] for transform in applied if transform in _RESTORES)
 
 
 def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outcome:
@@ -41,6 +53,9 @@ def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> 
             outcome.service_tier,
             attempt.started_at_ms,
             x.task_step,
+            x.shaped.level.value,
+            tuple(transform.value for transform in x.shaped.applied),
+            _restored(x.shaped.applied),
         ),
         world.clock.now_ms()
         if outcome.first_token_ms is None

@@ -13,7 +13,7 @@ import pytest
 from gateway.core import dialects
 from gateway.core.catalog import Operation
 from gateway.core.clients import recognise
-from gateway.core.explanation import Cause, Explanation, Verdict, advice
+from gateway.core.explanation import Cause, Explanation, Verdict, advice, prevented_by
 from gateway.core.misses import Rules, rules_of
 from gateway.core.prefix import anchor, chain
 from gateway.core.prices import PriceRow
@@ -51,6 +51,8 @@ class Play:
         after_ms: int = 10_000,
         task: str = "t",
         operation: Operation = Operation.CHAT,
+        level: str = "",
+        restored: frozenset[str] = frozenset(),
     ) -> Explanation | None:
         self.now_ms += after_ms
         raw = compact({"model": "m", **body})
@@ -68,6 +70,8 @@ class Play:
             "",
             self.now_ms - 1_000,
             self.task_step,
+            level,
+            restored=restored,
         )
         return self.threads.answered(task, answered, self.now_ms)
 
@@ -384,6 +388,21 @@ def test_the_threads_of_real_sessions_are_told_apart(client: str) -> None:
         explanation = threads.answered(signal.external_id.split("/")[0], a, 10_000 * (n + 1) + 1)
         said[name] = None if explanation is None else explanation.cause
     assert said == SESSIONS[client]
+
+
+def test_what_the_gateway_restored_is_not_blamed() -> None:
+    play = Play()
+    play.sends(run(3), WROTE)
+    backwards = run(5, tools=TOOLS[::-1])
+    assert play.sends(backwards, READ, restored=frozenset({"tools"})) is None
+    said = play.sends(run(7, tools=TOOLS[::-1]), LOST_ALL, restored=frozenset({"tools"}), level="safe")
+    assert said is not None
+    assert (said.cause, said.level) == (Cause.PROVIDER_SIDE, "safe")
+    assert prevented_by(Cause.TOOLS_REORDERED) == "safe"
+    clock = SYSTEM.replace("rule 7", "9:14")
+    said = play.sends(run(8, system=clock), LOST_ALL, restored=frozenset({"system", "tools"}))
+    assert said is not None
+    assert said.cause is Cause.PROVIDER_SIDE
 
 
 def test_explanations_survive_json() -> None:

@@ -26,9 +26,7 @@ TOOLS = [
 
 @dataclass
 class Agent:
-    """A run on demo-fast, which caches as GPT-5.6 does. Only appends, unless a test changes something; the gateway is
-    told to change nothing.
-    """
+    """A run on demo-fast, which caches as GPT-5.6 does. Only appends, unless a test changes something."""
 
     gw: Running
     task: str = "run"
@@ -36,6 +34,7 @@ class Agent:
     tools: list[JSON] = field(default_factory=lambda: list(TOOLS))
     said: list[JSON] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    level: str = "observe"
 
     async def step(self, text: str, **settings: Any) -> str:
         """The request's id."""
@@ -47,7 +46,7 @@ class Agent:
             "tool_choice": "none",
             **settings,
         }
-        headers = {"x-task-id": self.task, "x-cache-level": "observe", **self.headers}
+        headers = {"x-task-id": self.task, "x-cache-level": self.level, **self.headers}
         async with self.gw.http.post("/v1/chat/completions", json=body, headers=headers) as answer:
             assert answer.status == 200, await answer.text()
             self.said.append((await answer.json())["choices"][0]["message"])
@@ -109,6 +108,25 @@ async def test_what_was_lost_is_told_in_tokens_and_dollars(agent: Agent) -> None
     assert attempt["lost_usd"] == f"{tokens['lost'] * 2_875 / 1e9:.9f}".rstrip("0")
     team = await reports.misses(agent.gw.app.database, by=("team",))
     assert team == [MissRow(("default",), "tools_reordered", 1, tokens["lost"], tokens["lost"] * 2_875)]
+
+
+async def test_what_a_higher_level_would_have_kept_from_happening_is_told_and_does_not_happen_there(
+    agent: Agent,
+) -> None:
+    shaped = Agent(agent.gw, task="shaped", system="shaped\n" + SYSTEM, level="safe")
+    for run, verdict, prevented_by in ((agent, "miss", "safe"), (shaped, "hit", None)):
+        await run.step("one")
+        run.tools.reverse()
+        (attempt,) = (await run.why(await run.step("two")))["attempts"]
+        assert (attempt["verdict"], attempt["prevented_by"]) == (verdict, prevented_by)
+    shaped.tools.reverse()
+    shaped.system = shaped.system.replace("rule 7", "it is 9:14")
+    (attempt,) = (await shaped.why(await shaped.step("three")))["attempts"]
+    assert (attempt["cause"], attempt["level"], attempt["prevented_by"]) == (
+        "system_line_changed",
+        "safe",
+        "relocate",
+    )
 
 
 async def test_a_key_sees_its_own_requests_and_the_operator_all(agent: Agent) -> None:
