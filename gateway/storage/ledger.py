@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.core.budget import AMOUNT_MAX, Budget, exhausted
+from gateway.core.budget import AMOUNT_MAX, Budget
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.core.ids import ms_of
@@ -30,6 +30,7 @@ from gateway.storage.database import Database
 from gateway.storage.entry_rows import storable
 from gateway.storage.journal import Journal, read_segment
 from gateway.storage.partitions import ensure_partitions
+from gateway.storage.refusals import Refusals
 from gateway.storage.settlement import Ending, settle
 from gateway.storage.transact import CommitUnknown, Conflict, StoreDown, Tx
 
@@ -43,9 +44,7 @@ SETTLE_LINGER_S = 0.01
 LEASE_TTL_S = 30.0
 LEASE_RENEW_S = 10.0
 REPLAY_EVERY_S = 0.5
-REFUSAL_TTL_S = 1.0
 _CONFLICTS_MAX = 5
-_REFUSALS_MAX = 10_000
 _PARENTS_MAX = 50_000
 _log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class SqlLedger:
         self._budgeted: Budgeted | None = None
         #: of tasks whose clients named one before; a row's parent never changes
         self._parents: dict[str, str] = {}
-        self._refusals: dict[str, tuple[float, Refused]] = {}
+        self._refusals = Refusals(database.clock)
         flights = self._writer.flights
         self._admissions: Batcher[Ask, Granted | Refused] = Batcher(
             self._admit, flights, "admit", self._give_back
@@ -151,7 +150,8 @@ class SqlLedger:
         *,
         landing: bool = False,
     ) -> Granted | Refused:
-        known = self._known_refusal(scopes, ask, least, landing)
+        own = f"task:{attempt.task_id}"
+        known = self._refusals.find(own, scopes, ask, least, landing)
         if known is not None:
             return known
         if self._adrift:
@@ -166,8 +166,8 @@ class SqlLedger:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._give_back(wish, future.result())
             raise
-        if isinstance(answer, Refused) and not landing and (answer.state or exhausted(answer, least)):
-            self._remember_refusal(answer)
+        if isinstance(answer, Refused):
+            self._refusals.add(own, answer, least, landing)
         return answer
 
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
@@ -195,7 +195,7 @@ class SqlLedger:
 
     def revision_changed(self) -> None:
         """A key, team or budget changed somewhere: known refusals may be wrong now."""
-        self._refusals.clear()
+        self._refusals.forget()
 
     async def reap(self, grace_ms: int) -> int:
         """Charge all holds of replicas that are dead for `grace_ms`, at their bounds. Returns how many."""
@@ -427,33 +427,6 @@ class SqlLedger:
                 pass  # logged where it failed; the next turn tries again
             except OSError:
                 _log.exception("the journal's disk failed; trying again in %g s", seconds)
-
-    # --- refusals that are known -----------------------------------------------------------------------
-
-    def _known_refusal(
-        self, scopes: Sequence[str], ask: Amounts, least: Amounts, landing: bool
-    ) -> Refused | None:
-        """Refusals by what is posted alone, or by the task's state, are repeated from memory, so that a storm of them
-        costs no SQL. A landing, which may use more than others, always asks.
-        """
-        if not self._refusals or landing:
-            return None
-        for scope in scopes:
-            until, refused = self._refusals.get(scope, (0.0, None))
-            if refused is None:
-                continue
-            if not refused.state and (ask.of(refused.unit) == 0 or not exhausted(refused, least)):
-                continue
-            over = refused.resets_at_ms is not None and refused.resets_at_ms <= self._clock.now_ms()
-            if not over and self._clock.monotonic() < until:
-                return refused
-            del self._refusals[scope]
-        return None
-
-    def _remember_refusal(self, refused: Refused) -> None:
-        if len(self._refusals) >= _REFUSALS_MAX:
-            self._refusals.clear()
-        self._refusals[refused.scope] = (self._clock.monotonic() + REFUSAL_TTL_S, refused)
 
 
 def _split(endings: Sequence[Ending]) -> tuple[list[Ending], list[Ending]]:

@@ -36,7 +36,11 @@ class World:
 
     async def try_(self, task: str, parent: str | None, amount: int) -> tuple[Attempt, Granted | Refused]:
         a = attempt(task_id=task, parent_task_id=parent)
-        return a, await reserve(self.ledger, a, amount)
+        answer = await reserve(self.ledger, a, amount)
+        if isinstance(answer, Refused):
+            return a, answer
+        left = answer.remaining_nano_usd, answer.remaining_scope
+        return a, Granted(answer.amount_nano_usd, *left, answer.task_step, answer.output_tokens)
 
     async def held(self, *tasks: str) -> list[tuple[int, int]]:
         """(posted, held) of the only budget of each task."""
