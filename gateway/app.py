@@ -25,7 +25,6 @@ from gateway.alerts import Alerts
 from gateway.core import health
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.ids import RANDOM_BYTES, new_id
-from gateway.core.misses import Rules, rules_for
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.jobs import reaper as reaping
 from gateway.jobs.reaper import Reaper
@@ -335,13 +334,7 @@ class App:
         return edge
 
     def _explained(self) -> Explained:
-        return Explained(self.database, self._rules)
-
-    def _rules(self, deployment: str) -> Rules:
-        """What the cache of a deployment does."""
-        settings = self.settings
-        found = next((d for d in settings.catalog.deployments if d.name == deployment), None)
-        return rules_for(settings.cache_rules, found, self.clock.now_ms())
+        return Explained(self.database, self.settings.catalog, self.settings.cache_rules)
 
     def _done(self, done: Done, write: Callable[[dict[str, object]], None]) -> None:
         status = 499 if done.client_gone and not done.status else done.status

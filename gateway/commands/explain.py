@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 from gateway.commands.database import Desk, at_desk
 from gateway.commands.output import print_json, say
-from gateway.core.misses import Rules, rules_for
 from gateway.storage.explained import Explained
 
 
 def explain(path: Path | None, request_id: str, as_json: bool) -> int:
     async def act(desk: Desk) -> dict[str, Any]:
         settings = desk.settings
-
-        def rules(deployment: str) -> Rules:
-            found = next((d for d in settings.catalog.deployments if d.name == deployment), None)
-            return rules_for(settings.cache_rules, found, time.time_ns() // 1_000_000)
-
-        return await Explained(desk.database, rules).request(request_id)
+        return await Explained(desk.database, settings.catalog, settings.cache_rules).request(request_id)
 
     found = at_desk(path, act)
     if as_json:

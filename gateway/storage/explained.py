@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from gateway.core.cache_rules import CacheRules
+from gateway.core.catalog import Catalog
 from gateway.core.errors import NotFound
 from gateway.core.identity import KeyRecord
-from gateway.core.misses import Rules
+from gateway.core.misses import rules_for
 from gateway.core.prefix_report import attempt_report
 from gateway.storage import reports
 from gateway.storage.database import Database
@@ -18,10 +19,11 @@ _ID_CHARS_MAX = 200
 
 
 class Explained:
-    """`rules` of a deployment, by its name. Raises `Unavailable` when the store is down."""
+    """`catalog` and `rules` tell what the cache of a deployment does. Raises `Unavailable` when the store is down."""
 
-    def __init__(self, database: Database, rules: Callable[[str], Rules]) -> None:
+    def __init__(self, database: Database, catalog: Catalog, rules: CacheRules) -> None:
         self._database = database
+        self._deployments = {d.name: d for d in catalog.deployments}
         self._rules = rules
 
     async def request(self, request_id: str, key: KeyRecord | None = None) -> dict[str, Any]:
@@ -35,6 +37,7 @@ class Explained:
         if not entries:
             raise NotFound(f"there is no request {request_id[:_ID_CHARS_MAX]}")
         misses = await reports.explanations(self._database, request_id)
+        now_ms = self._database.clock.now_ms()
         return {
             "object": "request.prefix",
             "request_id": request_id,
@@ -43,8 +46,8 @@ class Explained:
                 attempt_report(
                     e,
                     misses.get(e["attempt_id"]),
-                    self._rules(e["deployment"]),
-                    kept=self._database.clock.now_ms() - e["at_ms"] < KEEP_MISSES_MS,
+                    rules_for(self._rules, self._deployments.get(e["deployment"]), e["at_ms"]),
+                    kept=now_ms - e["at_ms"] < KEEP_MISSES_MS,
                 )
                 for e in entries
             ],

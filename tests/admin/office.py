@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 
 from gateway.admin.server import AdminDeps, AdminServer
+from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Operation, Provider, Tier, Wire
-from gateway.core.misses import Rules
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, open_database
@@ -82,7 +82,7 @@ async def office(folder: Path) -> AsyncIterator[Office]:
         team=Team,
         usage=partial(reports.usage, database),
         entries=partial(reports.entries, database),
-        prefix=Explained(database, lambda _: Rules()).request,
+        prefix=Explained(database, CATALOG, CacheRules()).request,
         misses=partial(reports.misses, database),
         pepper=PEPPER,
         catalog=lambda: CATALOG,
