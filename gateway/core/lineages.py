@@ -30,6 +30,7 @@ class Lineage:
     steps: int = 0
     seen_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
+    longest_gap_s: float = 0.0
     life: str = ""  # the longer life that was chosen for it, once and for all
     links: tuple[bytes, ...] = ()
     marks: tuple[int, ...] = ()
@@ -54,11 +55,19 @@ class Lineages:
         self._segments = 0
         self._lineages: OrderedDict[tuple[Scope, bytes], Lineage] = OrderedDict()
         self._heads: OrderedDict[bytes, float] = OrderedDict()
+        self._openings: dict[tuple[int, ...], bytes] = {}
         self._messages = Messages()
 
     def find(self, scope: Scope, segments: Segments) -> Lineage:
         """The lineage of a request of `scope` (who asks, with what, under which session)."""
-        return self.at(scope, opening(segments))
+        keys = tuple(segments.keys[:3])
+        known = self._openings.get(keys)
+        if known is None or 0 in keys:
+            known = opening(segments)
+            if len(self._openings) >= self._lineages_max:
+                self._openings.clear()
+            self._openings[keys] = known
+        return self.at(scope, known)
 
     def at(self, scope: Scope, opening: bytes) -> Lineage:
         key = (scope, opening)
@@ -79,6 +88,7 @@ class Lineages:
         gap_s = now_s - lineage.seen_s
         if lineage.steps and gap_s >= _LEAST_GAP_S:
             lineage.gaps_s.append(gap_s)
+            lineage.longest_gap_s = max(lineage.longest_gap_s, gap_s)
             del lineage.gaps_s[:-GAPS_MAX]
         lineage.steps += 1
         lineage.seen_s = now_s
@@ -89,9 +99,9 @@ class Lineages:
         keys = segments.keys
         known, old = lineage.outline, lineage.keys
         same = len(old) if old == keys[: len(old)] else _common(old, keys)
-        first = next((i for i in range(min(3, len(keys))) if segments[i].kind == "message"), len(keys))
-        if known is None or same < first or known.first != first or 0 in keys:
+        if known is None or same < known.first + 1 or 0 in keys:
             known, same = Outline(False, False, [], [], [], []), 0
+        first = known.first
         del known.messages[max(0, same - first) :], known.sizes[same:], known.blocks[same:]
         while known.marked and known.marked[-1] >= same:
             known.marked.pop()

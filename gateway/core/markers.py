@@ -23,6 +23,7 @@ from gateway.core.dialects.blocks import Message
 _TOKENS_NUM, _TOKENS_DEN = 2, 7
 #: How far before an end that takes no mark another place is looked for.
 _TAILS_MAX = 32
+_UNMARKED = ("assistant", "system", "developer", "")
 
 
 def estimate_tokens(size_bytes: int) -> int:
@@ -47,7 +48,7 @@ class Outline:
     @property
     def first(self) -> int:
         """The first message's segment."""
-        return len(self.sizes) - len(self.messages)
+        return self.tools + self.system
 
     def message(self, segment: int) -> Message:
         return self.messages[segment - self.first]
@@ -68,23 +69,25 @@ class Outline:
 
         Trailing system messages are reminders that clients move along (Aider); answers cannot carry a mark.
         """
-        at = len(self.sizes) - 1
-        while at >= self.first and (self.message(at).system or self.message(at).role in ("assistant", "")):
+        messages = self.messages
+        at = len(messages) - 1
+        while at >= 0 and messages[at].role in _UNMARKED:
             at -= 1
-        return at if at >= self.first else -1
+        return at + self.first if at >= 0 else -1
 
     @property
     def answered(self) -> bool:
-        return any(m.assistant for m in self.messages)
+        return any(m.role == "assistant" for m in self.messages)
 
     def before_last_answer(self) -> int:
         """Where the step before this one ended, judged by the roles alone; -1 if this is the first."""
-        at = len(self.sizes) - 1
-        while at >= self.first and not self.message(at).assistant:
+        messages = self.messages
+        at = len(messages) - 1
+        while at >= 0 and messages[at].role != "assistant":
             at -= 1
-        while at >= self.first and self.message(at).assistant:
+        while at >= 0 and messages[at].role == "assistant":
             at -= 1
-        return at if at >= self.first else -1
+        return at + self.first if at >= 0 else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +144,14 @@ def plan(
     wished = _wished(rule, outline, continued, head_seen, entries, end, implicit and not extra_tail)
     if not wished:
         return Plan(why="one call alone" if not continued else "nothing is gained by another marker")
+    least = -(-(rule.min_prefix_tokens or 0) * _TOKENS_DEN // _TOKENS_NUM)  # bytes
     taken: list[int] = []
     for acceptable in wished:
-        chosen = next((s for s in acceptable if _worth(rule, outline, s) and can_mark(s)), None)
-        if chosen is not None and chosen not in taken and len(taken) < room:
-            taken.append(chosen)
+        for at in acceptable:
+            if outline.sizes[at] >= least and can_mark(at):
+                if at not in taken and len(taken) < room:
+                    taken.append(at)
+                break
     return Plan(tuple(_with_lives(rule, outline, sorted(taken), life)))
 
 
@@ -175,7 +181,7 @@ def _wished(
     if continued and tail > head and not own_tail and not tail_is_implicit:
         # What holds no text, an empty tool result, takes no mark: then the nearest message before it.
         latest = range(tail, max(before - 1, head, outline.first - 1, tail - _TAILS_MAX), -1)
-        wished.append([s for s in latest if not outline.message(s).assistant and s not in marked])
+        wished.append([s for s in latest if s == tail or not outline.message(s).assistant])
     if continued and before > head:
         end = min((s for s in marked if s > before), default=tail)
         if before not in marked and _overrun(rule, outline, before, end):
@@ -208,12 +214,11 @@ def _near(rule: CacheRule, outline: Outline, entry: int, end: int) -> list[int]:
     return near
 
 
-def _worth(rule: CacheRule, outline: Outline, segment: int) -> bool:
-    return estimate_tokens(outline.sizes[segment]) >= (rule.min_prefix_tokens or 0)
-
-
 def _with_lives(rule: CacheRule, outline: Outline, segments: Sequence[int], life: Life | None) -> list[Mark]:
     """A longer life may not follow a shorter one, the client's own included."""
+    if not outline.marked:
+        name = life.name if life is not None and not outline.automatic else ""
+        return [Mark(segment, name) for segment in segments]
     longs = [s for s in outline.marked if s >= outline.first and outline.message(s).long]
     last_long = max(longs, default=-1)
     longer = next((x.name for x in rule.lives[1:]), "")
@@ -222,8 +227,6 @@ def _with_lives(rule: CacheRule, outline: Outline, segments: Sequence[int], life
         if segment < last_long:
             if longer:
                 marks.append(Mark(segment, longer))
-        elif life is not None and not outline.marked and not outline.automatic:
-            marks.append(Mark(segment, life.name))
         else:
             marks.append(Mark(segment))
     return marks

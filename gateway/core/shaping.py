@@ -177,8 +177,11 @@ class Shaper:
         segments = request.facts.segments
         plain = blocks.marker_text(marker)
 
+        places: dict[int, tuple[Splice, ...]] = {}
+
         def can_mark(at: int) -> bool:
-            return bool(self._splices(segments[at].kind, at, request, plain, tools))
+            places[at] = found = self._splices(at, request, plain, tools)
+            return bool(found)
 
         found = plan(
             rule,
@@ -196,8 +199,10 @@ class Shaper:
         draft.why_no_marks = found.why
         placed = []
         for mark in found.marks:
-            text = blocks.marker_text(marker, mark.life) if mark.life else plain
-            if self._place(mark.segment, request, outline, text, tools, draft):
+            at, where = mark.segment, places[mark.segment]
+            if mark.life:
+                where = self._splices(at, request, blocks.marker_text(marker, mark.life), tools)
+            if _place(at, where, request, outline.first, tools, draft):
                 placed.append(mark)
         if placed:
             draft.marks = tuple(placed)
@@ -206,7 +211,9 @@ class Shaper:
 
     def _life(self, rule: CacheRule, operation: Operation, lineage: Lineage) -> Life | None:
         """A longer life than the default one, once it has paid; from then on the run keeps it."""
-        if rule.markers.get(operation) != "cache_control" or len(rule.lives) < 2:
+        if len(rule.lives) < 2 or not (lineage.life or lineage.longest_gap_s >= (rule.lives[0].life_s or 0)):
+            return None
+        if rule.markers.get(operation) != "cache_control":
             return None
         menu = {life.name: life for life in rule.lives_on(operation)}
         chosen = menu.get(lineage.life) or better_life(rule, operation, lineage.gaps_s)
@@ -214,59 +221,29 @@ class Shaper:
             lineage.life = chosen.name
         return chosen
 
-    def _splices(
-        self, kind: str, at: int, request: Request, text: bytes, tools: bytes | None
-    ) -> tuple[Splice, ...]:
+    def _splices(self, at: int, request: Request, text: bytes, tools: bytes | None) -> tuple[Splice, ...]:
         """Where the mark goes, relative to its segment."""
         segment = request.facts.segments[at]
-        if kind == "tools":
-            if text.startswith(b',"prompt'):
-                return ()  # only content blocks take it
-            return blocks.mark_tools(segment.raw.tobytes() if tools is None else tools, text)
+        kind = segment.kind
+        if kind == "tools" and tools is not None:
+            return _on_tools(tools, text)
         known = (segment.key, request.operation, text)
         found = self._marked.get(known) if segment.key else None
         if found is None:
             raw = segment.raw.tobytes()
-            if kind == "system":
+            if kind == "tools":
+                found = _on_tools(raw, text)
+            elif kind == "system":
+                # Responses: `instructions` is a string that cannot carry a mark.
                 whole = (0, len(raw))
-                found = (
-                    ()
-                    if request.operation is Operation.RESPONSES
-                    else blocks.mark_content(raw, whole, request.operation, text)
-                )
+                responses = request.operation is Operation.RESPONSES
+                found = () if responses else blocks.mark_content(raw, whole, request.operation, text)
             else:
                 found = blocks.mark_message(raw, request.operation, text)
             if len(self._marked) >= 16_384:
                 self._marked.clear()
             self._marked[known] = found
         return found
-
-    def _place(
-        self,
-        at: int,
-        request: Request,
-        outline: Outline,
-        text: bytes,
-        tools: bytes | None,
-        draft: _Draft,
-    ) -> bool:
-        facts, body = request.facts, request.body
-        kind = facts.segments[at].kind
-        splices = self._splices(kind, at, request, text, tools)
-        if kind == "tools" and tools is not None:
-            i = next(i for i, splice in enumerate(draft.splices) if splice[2] is tools)
-            start, end, _ = draft.splices[i]
-            draft.splices[i] = (start, end, b"".join((tools[: splices[0][0]], text, tools[splices[0][0] :])))
-            return True
-        if kind == "message":
-            name = "input" if request.operation is Operation.RESPONSES else "messages"
-            base = blocks.offset_of(body, facts.spans.members[name], facts.segments, at, outline.first)
-        else:
-            base = facts.spans.members[kind][0]
-        if base is None:
-            return False
-        draft.splices += [(base + start, base + end, added) for start, end, added in splices]
-        return True
 
     # --- cache keys ---------------------------------------------------------------------------------------
 
@@ -314,6 +291,39 @@ class _Draft:
             self.why_no_marks,
             self.long_write,
         )
+
+
+def _on_tools(raw: bytes, text: bytes) -> tuple[Splice, ...]:
+    """OpenAI's breakpoints go on content blocks only."""
+    return () if text.startswith(b',"prompt_cache_breakpoint"') else blocks.mark_tools(raw, text)
+
+
+def _place(
+    at: int,
+    splices: tuple[Splice, ...],
+    request: Request,
+    first: int,
+    tools: bytes | None,
+    draft: _Draft,
+) -> bool:
+    """Put the splices of a segment where it stands in the body; False if it is not where it must be."""
+    facts, body = request.facts, request.body
+    if at >= first:
+        name = "input" if request.operation is Operation.RESPONSES else "messages"
+        base = blocks.offset_of(body, facts.spans.members[name], facts.segments, at, first)
+    else:
+        kind = facts.segments[at].kind
+        if kind == "tools" and tools is not None:
+            i = next(i for i, splice in enumerate(draft.splices) if splice[2] is tools)
+            start, end, _ = draft.splices[i]
+            ((inside, _, text),) = splices
+            draft.splices[i] = (start, end, b"".join((tools[:inside], text, tools[inside:])))
+            return True
+        base = facts.spans.members[kind][0]
+    if base is None:
+        return False
+    draft.splices += [(base + start, base + end, added) for start, end, added in splices]
+    return True
 
 
 _SHAPED = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
