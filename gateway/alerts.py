@@ -11,22 +11,28 @@ from gateway.core.breakers import Mode
 from gateway.core.errors import Unavailable
 from gateway.jobs.webhooks import Webhooks
 from gateway.settings import WebhookSpec
+from gateway.storage.breaker_events import BreakerEvents
 from gateway.storage.outbox import OutboxCounts, SqlOutbox
 from gateway.tasks import Tasks
 from gateway.telemetry.metrics import Metrics
 
 COUNTED_EVERY_S = 15.0
+#: What a breaker saw while the database was away is kept when it is back, if that is soon, and of so many at once.
+RETRIES_S = (1.0, 4.0, 15.0)
+WAITING_MAX = 1_000
 _log = logging.getLogger("gateway")
 
 
 class Alerts:
     """Every replica has one; what one of them is delivering, the others skip."""
 
-    def __init__(self, outbox: SqlOutbox, metrics: Metrics, tasks: Tasks) -> None:
+    def __init__(self, outbox: SqlOutbox, events: BreakerEvents, metrics: Metrics, tasks: Tasks) -> None:
         self._outbox = outbox
+        self._events = events
         self._tasks = tasks
         self._metrics = metrics
         self._counts = OutboxCounts(0, 0, 0, 0)
+        self._waiting = 0
 
     def deliver(
         self, spec: WebhookSpec, jobs: Tasks, *, now_ms: Callable[[], int], loopback: bool = False
@@ -66,18 +72,25 @@ class Alerts:
             lambda: self._counts.oldest_pending_ms / 1_000,
         )
 
-    def breaker(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:
-        """What a breaker has to say (`pipeline.exchange.World.alert`): counted, and unless it only observes, told."""
-        action = str(body["action"])
-        self._metrics.breaker(str(body["breaker"]), action)
-        if action != Mode.OBSERVE:
-            self._tasks.watch(self._put(kind, dedupe, body), "alert")
+    def breaker(self, kind: str, event_id: str, body: Mapping[str, object]) -> None:
+        """What a breaker has to say (`pipeline.exchange.World.alert`): counted, kept, and unless it only observes, told."""
+        self._metrics.breaker(str(body["breaker"]), str(body["action"]))
+        self._tasks.watch(self._keep(kind, event_id, body), "breaker")
 
-    async def _put(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:
-        try:
-            await self._outbox.put([(kind, dedupe, body)])
-        except Unavailable as e:
-            _log.warning("nobody will be told that %s: %s", body["message"], e)
+    async def _keep(self, kind: str, event_id: str, body: Mapping[str, object]) -> None:
+        for pause_s in (*RETRIES_S, None):
+            try:
+                await self._events.record(kind, event_id, body, tell=body["action"] != Mode.OBSERVE)
+                return
+            except Unavailable as e:
+                if pause_s is None or self._waiting >= WAITING_MAX:
+                    _log.warning("nobody will be told that %s: %s", body["message"], e)
+                    return
+                self._waiting += 1
+                try:
+                    await asyncio.sleep(pause_s)
+                finally:
+                    self._waiting -= 1
 
     async def _count(self) -> None:
         """For ever, until cancelled: a scrape must not wait for the database."""

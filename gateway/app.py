@@ -23,18 +23,21 @@ from gateway.admin.ports import AdminDeps
 from gateway.admin.server import AdminServer
 from gateway.alerts import Alerts
 from gateway.core import health
+from gateway.core.breakers import Watch
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.jobs import reaper as reaping
 from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
+from gateway.jobs.resumes import Resumes
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex, Upstream
 from gateway.settings import ConfigError, LogLevel, Mode, Problem, Settings, ensure_pepper
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
+from gateway.storage.breaker_events import BreakerEvents
 from gateway.storage.database import Database, SystemClock, open_database
 from gateway.storage.explained import Explained
 from gateway.storage.journal import Journal
@@ -45,6 +48,7 @@ from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
 from gateway.storage.own_tasks import OwnTasks
 from gateway.storage.task_owners import SqlTaskOwners
+from gateway.storage.tasks import Tasks as TaskDesk
 from gateway.storage.uncertain import uncertain
 from gateway.tasks import Tasks
 from gateway.telemetry.logs import AccessLog
@@ -95,13 +99,24 @@ class App:
         self._traced: dict[str, list[TracedAttempt]] = {}
         self._randomness = Randomness()
         self.metrics = Metrics(settings.catalog, version=__version__)
+        self.watch = Watch()
+        self._failed_rules: dict[tuple[str, ...], float] = {}
+        self.metrics.gauge(
+            "tollhouse_rule_failures_total",
+            "Requests on which a rule could not be evaluated, so that it did not match.",
+            lambda: self._failed_rules,
+            ("rule",),
+            only_grows=True,
+        )
         self.requests = Tasks(_fault)  # attempts and settlements: drained at the end
         self.jobs = Tasks(_fault)  # run for ever: cancelled at the end
         self.edge: Edge
         self.ledger: SqlLedger
         self.reconcile: Reconcile
         self.database: Database
+        self.events: BreakerEvents
         self.alerts: Alerts
+        self.resumes: Resumes
         self.admin_port = 0
 
     @property
@@ -140,7 +155,9 @@ class App:
         if self.database.sqlite_path is not None:
             stack.callback(ServingLock.take(self.database.sqlite_path).release)
         await schema.check(self.database)
-        self.alerts = Alerts(SqlOutbox(self.database), self.metrics, self.requests)
+        self.events = BreakerEvents(self.database)
+        self.alerts = Alerts(SqlOutbox(self.database), self.events, self.metrics, self.requests)
+        self.resumes = Resumes(self.events, self.watch.forgive)
         self.ledger = await SqlLedger.open(
             self.database,
             replica_id=self._replica_id,
@@ -149,7 +166,7 @@ class App:
             make_journal=Journal if crash is None else crash.journal,
         )
         stack.push_async_callback(self.ledger.close)
-        keys = await SqlKeyStore.open(self.database, self.ledger.revision_changed)
+        keys = await SqlKeyStore.open(self.database, self.store_changed)
         stack.push_async_callback(keys.close)
         secrets_by_name = {name: secret.reveal() for name, secret in settings.credentials.items()}
         upstream: Upstream = await self._upstreams(secrets_by_name)
@@ -209,6 +226,7 @@ class App:
         )
         self.jobs.watch(reaper.run(), "reaper")
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
+        self.jobs.watch(self.resumes.run(), "resumes")
         if settings.webhook is not None:
             self.alerts.deliver(
                 settings.webhook, self.jobs, now_ms=self.clock.now_ms, loopback=self._webhook_loopback
@@ -272,9 +290,28 @@ class App:
             caching=settings.caching,
             alert=self.alerts.breaker,
         )
+            watch=self.watch,
 
+            go_on=self._go_on,
     def new_id(self, prefix: str) -> str:
         return new_id(prefix, self.clock.now_ms(), self._randomness.take())
+    def store_changed(self) -> None:
+        """A key, team, budget or task's state changed somewhere."""
+        self.ledger.revision_changed()
+        self.resumes.wake()
+
+    async def _go_on(self, task_id: str, reason: str) -> bool:
+        resumed = await self.events.go_on(task_id, reason)
+        if resumed:
+            self.watch.forgive(task_id)
+            self.ledger.revision_changed()
+        return resumed
+
+    def _rule_failed(self, rule: str) -> None:
+        self._failed_rules[rule,] = self._failed_rules.get((rule,), 0) + 1
+        if self._failed_rules[rule,] == 1:
+            _log.warning("rule %r could not be evaluated on a request; there it counts as not matched", rule)
+
 
     # --- ports.Observer ----------------------------------------------------------------------------------
 
@@ -324,7 +361,7 @@ class App:
                 self.database,
                 pepper=world.pepper,
                 task_limit_nano_usd=settings.task_budget_nano_usd,
-                on_change=self.ledger.revision_changed,
+                on_change=self.store_changed,
             ),
             prefix=self._explained().request,
         )
@@ -410,6 +447,8 @@ class App:
                 misses=partial(reports.misses, self.database),
                 pepper=pepper,
                 catalog=world.catalog,
+                tasks=lambda actor: TaskDesk(self.database, actor=actor, pepper=pepper),
+                on_change=self.store_changed,
                 health=lambda: {
                     name: state.status(self.clock.monotonic()).value for name, state in world.health.items()
                 },

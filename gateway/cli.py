@@ -290,6 +290,32 @@ def tasks_show(task_id: str, config: Config = None, as_json: Json = False) -> in
     return tasks.show_one(config, task_id, as_json)
 
 
+@tasks.command("pause")
+def tasks_pause(
+    task_id: str,
+    reason: Annotated[str, typer.Option(help="Why, for the audit trail.")] = "",
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Let a task and all below it admit nothing."""
+    from gateway.commands import tasks
+
+    return tasks.change_state(config, task_id, reason, pause=True, as_json=as_json)
+
+
+@tasks.command("resume")
+def tasks_resume(
+    task_id: str,
+    reason: Annotated[str, typer.Option(help="Why, for the audit trail.")] = "",
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Let a task go on that was paused or stopped by a breaker, on every replica within a second."""
+    from gateway.commands import tasks
+
+    return tasks.change_state(config, task_id, reason, pause=False, as_json=as_json)
+
+
 @app.command()
 def usage(
     config: Config = None,

@@ -519,6 +519,18 @@ def test_a_task_is_found_by_the_name_its_client_gave_it(used: Tollhouse) -> None
     assert [e["amount_nano_usd"] for e in entries] == [30_000_000, 10_000_000]
 
 
+def test_a_task_is_paused_and_resumed_by_an_operator(used: Tollhouse) -> None:
+    paused = used("tasks", "pause", "fix-42", "--reason", "too dear", "--json").json
+    assert (paused["task_id"], paused["state"], paused["state_reason"]) == (
+        "task_a",
+        "paused_admin",
+        "too dear",
+    )
+    assert "paused_admin: too dear" in used("tasks", "show", "fix-42").out
+    assert used("tasks", "resume", "fix-42").out == "task_a is running\n"
+    assert used("tasks", "resume", "nobody").status == 2
+
+
 # --- doctor --------------------------------------------------------------------------------------------------
 
 

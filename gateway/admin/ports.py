@@ -78,6 +78,61 @@ class TaskRow(Protocol):
     def tokens(self) -> Mapping[str, int]: ...
 
 
+class BreakerRow(Protocol):
+    """One episode of one breaker; `resumed_*` is of whoever let the task go on."""
+
+    @property
+    def breaker(self) -> str: ...
+
+    @property
+    def action(self) -> str: ...
+
+    @property
+    def tripped(self) -> bool: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def evidence(self) -> Mapping[str, str | int]: ...
+
+    @property
+    def at_ms(self) -> int: ...
+
+    @property
+    def resumed_at_ms(self) -> int | None: ...
+
+    @property
+    def resumed_by(self) -> str | None: ...
+
+
+class TaskFacts(Protocol):
+    """Everything about one task (`storage.tasks.TaskView`), as far as it is shown here."""
+
+    @property
+    def task(self) -> TaskDetail: ...
+
+    @property
+    def events(self) -> Sequence[BreakerRow]: ...
+
+
+class TaskDetail(TaskRow, Protocol):
+    @property
+    def state_reason(self) -> str: ...
+
+
+class TaskDesk(Protocol):
+    """Changes states of tasks, each with its audit row; `NotFound`, `Unavailable`."""
+
+    async def task_view(self, task_id: str) -> TaskFacts: ...
+
+    async def pause(self, task_id: str, reason: str) -> Sequence[str]:
+        """It and all below it; the ids of those that changed."""
+        ...
+
+    async def resume(self, task_id: str, reason: str = "") -> Sequence[str]: ...
+
+
 class UsageRow(Protocol):
     """One group of a report: its values in the order asked for ("day" in milliseconds), and its sums."""
 
@@ -216,6 +271,10 @@ class AdminDeps:
     entries: Entries
     prefix: Prefix
     misses: Misses
+    #: tasks, acting for an actor
+    tasks: Callable[[str], TaskDesk]
+    #: a task's state was changed here
+    on_change: Callable[[], None]
     pepper: bytes
     catalog: Callable[[], Catalog]
     #: deployment name -> "closed" (in use), "open" (ejected), "cooling", "half_open", "probing"

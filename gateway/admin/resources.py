@@ -17,12 +17,14 @@ from gateway.admin.schemas import (
     KeyOut,
     Out,
     TaskOut,
+    TaskStateIn,
     TeamIn,
     TeamOut,
     UsageOut,
     budget_out,
     entry_out,
     miss_out,
+    task_out,
 )
 
 PAGE = 100
@@ -141,8 +143,30 @@ async def list_tasks(call: Call) -> Reply:
 
 
 async def get_task(call: Call) -> Reply:
-    """By its id, or by the id that its client gave it."""
-    return Reply(_shown(TaskOut.of(await call.accounts.get_task(call.path["task_id"]))))
+    """By its id, or by the id that its client gave it; with what breakers saw and did."""
+    view = await call.deps.tasks(call.actor).task_view(call.path["task_id"])
+    return Reply(task_out(view))
+
+
+async def pause_task(call: Call) -> Reply:
+    """It and all below it admit nothing until they are resumed."""
+    return await _change_task(call, pause=True)
+
+
+async def resume_task(call: Call) -> Reply:
+    """It goes on, whatever stopped it, except for a cap or a budget that is still used up; and what breakers saw of it so
+    far counts no more, on any replica."""
+    return await _change_task(call, pause=False)
+
+
+async def _change_task(call: Call, *, pause: bool) -> Reply:
+    wanted = TaskStateIn.model_validate({} if call.body is None else call.body)
+    desk = call.deps.tasks(call.actor)
+    task_id = (await desk.task_view(call.path["task_id"])).task.task_id
+    change = desk.pause if pause else desk.resume
+    changed = await change(task_id, wanted.reason)
+    call.deps.on_change()
+    return Reply({**task_out(await desk.task_view(task_id)), "changed": list(changed)})
 
 
 async def usage(call: Call) -> Reply:
@@ -205,6 +229,8 @@ ROUTES: tuple[tuple[str, str, Resource], ...] = (
     ("GET", "/usage", usage),
     ("GET", "/tasks", list_tasks),
     ("GET", "/tasks/{task_id}", get_task),
+    ("POST", "/tasks/{task_id}/pause", pause_task),
+    ("POST", "/tasks/{task_id}/resume", resume_task),
     ("GET", "/requests/{request_id}", get_request),
     ("GET", "/requests/{request_id}/prefix", get_prefix),
     ("GET", "/misses", misses),

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.admin.ports import MissRow, TaskRow, TeamRow, UsageRow
+from gateway.admin.ports import BreakerRow, MissRow, TaskFacts, TaskRow, TeamRow, UsageRow
 from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, Budget, BudgetMode, OnExceed
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Unit
@@ -328,6 +328,47 @@ class TaskOut(Out):
             list_cost_usd=task.list_cost_nano_usd,
             tokens=dict(task.tokens),
         )
+
+
+class TaskStateIn(In):
+    """Why a task is paused or goes on, for the audit trail."""
+
+    reason: Annotated[str, StringConstraints(max_length=1_000, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+
+
+class BreakerOut(Out):
+    """One episode of one breaker: what it saw, what it did, and who let the task go on."""
+
+    breaker: str
+    action: str
+    tripped: bool
+    message: str
+    evidence: dict[str, str | int]
+    at: InstantOut
+    resumed_at: InstantOut | None
+    resumed_by: str | None
+
+    @classmethod
+    def of(cls, event: BreakerRow) -> BreakerOut:
+        return cls(
+            breaker=event.breaker,
+            action=event.action,
+            tripped=event.tripped,
+            message=event.message,
+            evidence=dict(event.evidence),
+            at=event.at_ms,
+            resumed_at=event.resumed_at_ms,
+            resumed_by=event.resumed_by,
+        )
+
+
+def task_out(view: TaskFacts) -> dict[str, Any]:
+    """One task, and what breakers saw and did, the latest first."""
+    return {
+        **TaskOut.of(view.task).model_dump(mode="json"),
+        "state_reason": view.task.state_reason,
+        "breakers": [BreakerOut.of(event).model_dump(mode="json") for event in view.events],
+    }
 
 
 class UsageOut(Out):

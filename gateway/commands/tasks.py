@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.database import Desk, at_desk
+from gateway.commands.database import ACTOR, Desk, at_desk
 from gateway.commands.output import dollars, moment, print_json, print_table, say
 from gateway.storage import reports
 from gateway.storage.accounts import Task
+from gateway.storage.breaker_events import BreakerEvent
+from gateway.storage.tasks import Tasks, TaskView
 
 _MOST_ENTRIES = 10_000
 
@@ -25,15 +27,21 @@ def show_all(path: Path | None, limit: int, as_json: bool) -> int:
 
 
 def show_one(path: Path | None, task_id: str, as_json: bool) -> int:
-    async def act(desk: Desk) -> tuple[Task, list[dict[str, Any]]]:
-        task = await desk.accounts.get_task(task_id)
-        return task, await reports.entries(desk.database, task_id=task.task_id, limit=_MOST_ENTRIES)
+    async def act(desk: Desk) -> tuple[TaskView, list[dict[str, Any]]]:
+        view = await Tasks(desk.database, actor=ACTOR, pepper=b"").task_view(task_id)
+        entries = await reports.entries(desk.database, task_id=view.task.task_id, limit=_MOST_ENTRIES)
+        return view, entries
 
-    task, entries = at_desk(path, act)
+    view, entries = at_desk(path, act)
+    task = view.task
     if as_json:
-        print_json({**asdict(task), "entries": entries})
+        print_json({**asdict(task), "breakers": [asdict(e) for e in view.events], "entries": entries})
         return 0
     _print_tasks([task])
+    if task.state_reason:
+        say(f"{task.state}: {task.state_reason}")
+    if view.events:
+        _print_events(view.events)
     print_table(
         [
             "step>",
@@ -66,6 +74,36 @@ def show_one(path: Path | None, task_id: str, as_json: bool) -> int:
         ],
     )
     return 0
+
+
+def change_state(path: Path | None, task_id: str, reason: str, *, pause: bool, as_json: bool) -> int:
+    """Pause a task and all below it, or let it go on and forget what breakers have seen of it."""
+
+    async def act(desk: Desk) -> tuple[TaskView, list[str]]:
+        tasks = Tasks(desk.database, actor=ACTOR, pepper=b"")  # no key is made here
+        found = (await tasks.task_view(task_id)).task.task_id
+        changed = await (tasks.pause if pause else tasks.resume)(found, reason)
+        return await tasks.task_view(found), changed
+
+    view, changed = at_desk(path, act)
+    if as_json:
+        print_json({**asdict(view.task), "changed": changed, "breakers": [asdict(e) for e in view.events]})
+        return 0
+    say(
+        f"{view.task.task_id} is {view.task.state}"
+        + (f", with {len(changed) - 1} below it" if len(changed) > 1 else "")
+    )
+    return 0
+
+
+def _print_events(events: Sequence[BreakerEvent]) -> None:
+    print_table(
+        ["breaker", "did", "when", "what it saw", "resumed by"],
+        [
+            [e.breaker, e.action if e.tripped else "warned", moment(e.at_ms), e.message, e.resumed_by or "-"]
+            for e in events
+        ],
+    )
 
 
 def _print_tasks(found: list[Task]) -> None:

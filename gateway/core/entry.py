@@ -154,6 +154,10 @@ class Granted(msgspec.Struct, frozen=True, omit_defaults=True):
     remaining_calls: int | None = None
     #: what budgets with `on_exceed: warn` would have refused
     warned: tuple[Refused, ...] = ()
+    #: (scope, percent that is spent or held) of budgets that are half used up or more
+    used: tuple[tuple[str, int], ...] = ()
+    #: when the task's first request was admitted, or it was declared; 0 = not known
+    task_began_ms: int = 0
 
     @property
     def under_hard_budget(self) -> bool:

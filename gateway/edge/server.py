@@ -347,9 +347,10 @@ class Edge:
     ) -> web.StreamResponse:
         if self._tasks is None:
             raise NotFound("no tasks are declared here")
-        body = b"" if target.verb == "show" else await self._body(request, TASK_BODY_BYTES_MAX)
+        verb = "change" if request.method == "PATCH" else target.verb
+        body = b"" if verb == "show" else await self._body(request, TASK_BODY_BYTES_MAX)
         done.bytes_in = len(body)
-        status, doc = await answer_task(self._tasks, caller.key, target.verb, target.name, body)
+        status, doc = await answer_task(self._tasks, caller.key, verb, target.name, body)
         done.status, done.task_id = status, str(doc["id"])
         written = msgspec.json.encode(doc)
         done.bytes_out = len(written)

@@ -77,6 +77,25 @@ class OutcomeRow(Protocol):
     def at_ms(self) -> int: ...
 
 
+class BreakerRow(Protocol):
+    @property
+    def breaker(self) -> str: ...
+    @property
+    def action(self) -> str: ...
+    @property
+    def tripped(self) -> bool: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def evidence(self) -> Mapping[str, str | int]: ...
+    @property
+    def at_ms(self) -> int: ...
+    @property
+    def resumed_at_ms(self) -> int | None: ...
+    @property
+    def resumed_by(self) -> str | None: ...
+
+
 class TaskFacts(Protocol):
     """Everything about one task (`storage.tasks.TaskView`)."""
 
@@ -94,6 +113,8 @@ class TaskFacts(Protocol):
     def steps_left(self) -> int | None: ...
     @property
     def outcome(self) -> OutcomeRow | None: ...
+    @property
+    def events(self) -> Sequence[BreakerRow]: ...
 
 
 class TaskDesk(Protocol):
@@ -121,6 +142,10 @@ class TaskDesk(Protocol):
     ) -> TaskFacts: ...
 
     async def end(self, key: KeyRecord, task_id: str, reason: str) -> TaskFacts: ...
+
+    async def pause(self, key: KeyRecord, task_id: str, reason: str) -> TaskFacts: ...
+
+    async def resume(self, key: KeyRecord, task_id: str, reason: str) -> TaskFacts: ...
 
 
 # --- what is read -------------------------------------------------------------------------------------------
@@ -202,6 +227,11 @@ class _Outcome(_In):
     labels: Labels = {}
 
 
+class _State(_In):
+    state: Literal["running", "paused"]
+    reason: Text = ""
+
+
 class _End(_In):
     reason: Text = ""
 
@@ -250,7 +280,7 @@ def _path(loc: Sequence[int | str]) -> str:
 async def answer_task(
     desk: TaskDesk, key: KeyRecord, verb: str, task_id: str, body: bytes
 ) -> tuple[int, dict[str, object]]:
-    """(status, document) of "declare", "show", "budgets", "outcome" or "done". Raises `GatewayError`."""
+    """(status, document) of "declare", "show", "change", "budgets", "outcome" or "done". Raises `GatewayError`."""
     if verb == "declare":
         wanted = _read(_Declaration, body)
         budgets = [(b.unit, b.limit, b.on_exceed, b.alert_percents) for b in wanted.budgets]
@@ -259,11 +289,15 @@ async def answer_task(
     if not 0 < len(task_id) <= _NAME_CHARS_MAX or not task_id.isprintable():
         raise NotFound("there is no such task")  # a database does not even take every text
     if verb == "budgets":
-        change = _read(_Change, body)
-        facts = await desk.change_budget(key, task_id, change.unit, change.limit, change.reason)
+        wish = _read(_Change, body)
+        facts = await desk.change_budget(key, task_id, wish.unit, wish.limit, wish.reason)
     elif verb == "outcome":
         said = _read(_Outcome, body)
         facts = await desk.record_outcome(key, task_id, said.success, said.score, said.labels)
+    elif verb == "change":
+        state = _read(_State, body)
+        change = desk.resume if state.state == "running" else desk.pause
+        facts = await change(key, task_id, state.reason)
     elif verb == "done":
         facts = await desk.end(key, task_id, _read(_End, body or b"{}").reason)
     else:
@@ -298,6 +332,7 @@ def _document(facts: TaskFacts) -> dict[str, object]:
         "budgets": [_budget(b) for b in facts.budgets],
         "children": [_row(child) for child in facts.children],
         "outcome": None if facts.outcome is None else _outcome(facts.outcome),
+        "breakers": [_breaker(event) for event in facts.events],
     }
 
 
@@ -325,6 +360,20 @@ def _budget(b: Budget) -> dict[str, object]:
         "window": b.window,
         "on_exceed": b.on_exceed.value,
         "alert_ratios": [percent / 100 for percent in b.alert_percents],
+    }
+
+
+def _breaker(event: BreakerRow) -> dict[str, object]:
+    """One episode: what was seen, what was done, and who let the task go on."""
+    return {
+        "breaker": event.breaker,
+        "action": event.action,
+        "tripped": event.tripped,
+        "message": event.message,
+        "evidence": dict(event.evidence),
+        "at": _instant(event.at_ms),
+        "resumed_at": None if event.resumed_at_ms is None else _instant(event.resumed_at_ms),
+        "resumed_by": event.resumed_by,
     }
 
 

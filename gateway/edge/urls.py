@@ -31,7 +31,7 @@ class Target:
     operation: Operation | None = None
     name: str = ""  # the model's name, the task or request that is looked at, or the probe's path
     task: str | None = None
-    verb: str = ""  # of a task: "declare" | "show" | "budgets" | "outcome" | "done"
+    verb: str = ""  # of a task: "declare" | "show" (PATCH: "change") | "budgets" | "outcome" | "done"
 
 
 def resolve(path: str, anthropic_hint: bool) -> Target:
@@ -63,7 +63,8 @@ def resolve(path: str, anthropic_hint: bool) -> Target:
     if path.startswith("/tasks/"):
         name, slash, verb = path[7:].partition("/")
         if not slash:
-            return Target("task", "openai", ("GET", "HEAD"), name=unquote(name), task=task, verb="show")
+            methods = ("GET", "HEAD", "PATCH")
+            return Target("task", "openai", methods, name=unquote(name), task=task, verb="show")
         if name and verb in _TASK_VERBS:
             return Target("task", "openai", ("POST",), name=unquote(name), task=task, verb=verb)
     if path.startswith("/requests/") and path.endswith("/prefix") and path.count("/") == 3:

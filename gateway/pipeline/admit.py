@@ -13,6 +13,7 @@ from gateway.core.errors import BudgetExceeded, RateLimited, UnboundableRequest
 from gateway.core.identity import RateLimit
 from gateway.core.money import usd_text
 from gateway.core.prices import PriceRow
+from gateway.core.task import State
 from gateway.pipeline import bound
 from gateway.pipeline.exchange import Exchange, World
 
@@ -96,9 +97,14 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     if asked_output > _prior(world, x) and (comfort := _comfort(world, x)) < asked_output:
         least = _amounts(x, row, comfort)
     granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
+    stuck = isinstance(granted, Refused) and granted.state == State.PAUSED_LOOP
+    # A person who speaks to a stuck agent is what its breaker waits for.
+    if stuck and x.spoken and await world.go_on(attempt.task_id, "somebody has spoken to the model"):
+        granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
     if isinstance(granted, Refused):
         raise _refusal(granted, ask)
     x.task_step = granted.task_step
+    x.task_began_ms = granted.task_began_ms
     x.under_hard_budget = granted.under_hard_budget
     x.budget_remaining_nano_usd = granted.remaining_nano_usd
     x.budget_scope = granted.remaining_scope

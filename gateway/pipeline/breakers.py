@@ -33,9 +33,11 @@ def ask(world: World, x: Exchange) -> None:
     verdicts = world.watch.key_asked(x.caller.key_id, x.facts.digest, int(retried), policy, x.received_ms)
     if _is_run(x):
         segments = x.facts.segments
+        seen = tail(x.operation, segments) if len(segments) >= _MESSAGES_MIN else _NO_TURNS
+        x.spoken = bool(seen.pending and seen.turns) and seen.pending != seen.turns[-1].prompted
         verdicts += world.watch.asked(
             x.task.task_id,
-            tail(x.operation, segments) if len(segments) >= _MESSAGES_MIN else _NO_TURNS,
+            seen,
             policy,
             x.received_ms,
             parent_task_id=x.task.parent_task_id,
@@ -52,7 +54,7 @@ def ask(world: World, x: Exchange) -> None:
 def began(world: World, x: Exchange) -> None:
     """A hold is committed; `ended` is due for its attempt, once."""
     if _is_run(x):
-        world.watch.began(x.task.task_id)
+        world.watch.began(x.task.task_id, x.task_began_ms or None)
 
 
 def ended(world: World, x: Exchange, outcome: Outcome) -> None:
@@ -81,9 +83,16 @@ def _tell(world: World, x: Exchange, verdicts: Iterable[Verdict]) -> None:
                 "tenant_id": x.caller.tenant_id,
                 "message": v.message,
                 "evidence": dict(v.evidence),
+                "tripped": v.tripped,
+                "pauses_task": _pauses(v),
             }
             kind = "breaker_tripped" if v.tripped else "breaker_warning"
             world.alert(kind, f"{subject}/{v.episode}", body)
+
+
+def _pauses(v: Verdict) -> bool:
+    """Whether the task waits for a person. Caps are raised, and what time mends is waited for."""
+    return v.action is Mode.STOP and v.tripped and v.retry_after_s is None and v.breaker not in _CAPS
 
 
 def _subject(x: Exchange, breaker: Breaker) -> str:
@@ -103,7 +112,7 @@ def _refusal(v: Verdict) -> GatewayError:
         resume = f"Start a new task, or ask the gateway's operator to raise breakers.{name}."
     else:
         resume = (
-            "To go on, say something new to the model or start a new task; "
+            "To go on, say something new to the model, have the task resumed, or start a new one; "
             f"the gateway's operator can change breakers.{name}."
         )
     return TaskStopped(f"the breaker {v.breaker.value} stopped this task: {v.message}. {resume}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.breakers import BreakerPolicy, Watch
@@ -94,6 +94,11 @@ def _nobody(_kind: str, _dedupe: str, _body: Mapping[str, object]) -> None:
     """Nobody is told."""
 
 
+async def _not_paused(_task_id: str, _reason: str) -> bool:
+    """No task is paused here."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything the pipeline talks to. `catalog`, `prices` and `rules` are snapshots that a reload swaps."""
@@ -127,6 +132,8 @@ class World:
     outputs: Outputs = field(default_factory=Outputs)
     #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
     alert: Callable[[str, str, Mapping[str, object]], None] = _nobody
+    #: (task id, why): let a task go on that a breaker has paused; False if it is not. Raises `Unavailable`.
+    go_on: Callable[[str, str], Awaitable[bool]] = _not_paused
 
 
 @dataclass(slots=True)
@@ -149,10 +156,13 @@ class Exchange:
     input_bound: int | None = None  # tokens, at the deployment that is tried; None = nothing bounds them
     route: Route = field(init=False)
 
+    spoken: bool = False  # somebody has said something new to the model since its last turn
+
     # filled in as attempts end
     attempts: int = 0
     charged_nano_usd: int = 0  # by attempts that failed but may be billed
     task_step: int = 0
+    task_began_ms: int = 0  # as the ledger knows it; 0 = not known
     under_hard_budget: bool = False
     budget_remaining_nano_usd: int | None = None
     budget_scope: str = ""

@@ -40,7 +40,7 @@ _COUNT_STEPS = Sql(
     "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, "
     "created_at_ms, last_at_ms, steps) VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $8, $9) "
     "ON CONFLICT (task_id) DO UPDATE SET steps = task.steps + excluded.steps, last_at_ms = excluded.last_at_ms "
-    "RETURNING task_id, steps, state, parent_task_id, source"
+    "RETURNING task_id, steps, state, parent_task_id, source, created_at_ms"
 )
 _INSERT_HOLD = Sql(
     "INSERT INTO hold (attempt_id, replica_id, replica_epoch, amount_nano_usd, input_tokens, output_tokens, calls, "
@@ -187,6 +187,9 @@ class _Books:
             self._landed.add(ask.attempt.task_id)
         if budget_ids:
             self._hold(budget_ids, ask, answer)
+            used = used_percents(self.budgets[i] for i in budget_ids)
+            if used:
+                answer = msgspec.structs.replace(answer, used=used)
         self.granted.append((ask, answer, places))
         return answer
 
@@ -361,8 +364,9 @@ def _write(
     rows = yield FetchEach(
         _COUNT_STEPS, [_task_row(attempts[t], now_ms, firsts[t]) for t in sorted(attempts)]
     )
-    step = {}
-    for task_id, steps, state, parent, source in rows:
+    step: dict[str, int] = {}
+    began_ms: dict[str, int] = {}
+    for task_id, steps, state, parent, source, created_at_ms in rows:
         if state not in ADMITTING and not all(
             admits(state, ask.landing) for ask, _, _ in granted if ask.attempt.task_id == task_id
         ):
@@ -375,6 +379,7 @@ def _write(
         ):
             raise Conflict("a task has a parent in whose budgets nothing was held")
         step[task_id] = steps - firsts[task_id]
+        began_ms[task_id] = created_at_ms
     landings = [
         (a.task_id, landed_by(a.request_id)) for ask, _, _ in granted if (a := ask.attempt) and ask.landing
     ]
@@ -386,7 +391,9 @@ def _write(
         attempt = ask.attempt
         # A later attempt of a request is the same step again.
         step[attempt.task_id] += attempt.attempt_no == 1
-        final = msgspec.structs.replace(answer, task_step=step[attempt.task_id])
+        final = msgspec.structs.replace(
+            answer, task_step=step[attempt.task_id], task_began_ms=began_ms[attempt.task_id]
+        )
         answers[attempt.attempt_id] = final
         holds.append(
             (

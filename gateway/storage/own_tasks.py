@@ -13,7 +13,7 @@ from gateway.core.budget import OnExceed
 from gateway.core.entry import Unit
 from gateway.core.errors import Forbidden, InvalidRequest, NotFound
 from gateway.core.identity import KeyRecord
-from gateway.core.task import DEPTH_MAX
+from gateway.core.task import DEPTH_MAX, State
 from gateway.storage.accounts import Accounts, rule_of
 from gateway.storage.database import Database
 from gateway.storage.tasks import Tasks, TaskView, Wanted
@@ -99,6 +99,26 @@ class OwnTasks:
         """It and all below it are done; what a child did not use is its parent's again. Ending twice changes nothing."""
         found = await self._own(key, task_id)
         await self._tasks(key).end(found, reason)
+        self._on_change()
+        return await self._view(key, found)
+
+    async def pause(self, key: KeyRecord, task_id: str, reason: str) -> TaskView:
+        """It and all below it admit nothing until somebody resumes them."""
+        found = await self._own(key, task_id)
+        # Paused as by a breaker: whoever may do this may undo it, which is not so for what an operator has paused.
+        await self._tasks(key).pause(found, reason or "by its owner", State.PAUSED_LOOP)
+        self._on_change()
+        return await self._view(key, found)
+
+    async def resume(self, key: KeyRecord, task_id: str, reason: str) -> TaskView:
+        """It goes on, and what breakers saw of it counts no more. Not for the task's own key: an agent that could resume
+        itself would have no breaker."""
+        found = await self._own(key, task_id)
+        if found == key.task_id:
+            raise Forbidden("the key of a task cannot resume that task: use the key that declared it")
+        if (await self._view(key, found)).task.state == State.PAUSED_ADMIN:
+            raise Forbidden("an operator has paused this task, and only an operator can resume it")
+        await self._tasks(key).resume(found, reason)
         self._on_change()
         return await self._view(key, found)
 

@@ -365,6 +365,27 @@ outbox = Table(
     Index("ix_outbox_dedupe", "dedupe", unique=True),
 )
 
+#: One row per episode of a breaker (storage/breaker_events.py).
+breaker_event = Table(
+    "breaker_event",
+    metadata,
+    _id("event_id"),
+    _text("task_id"),
+    _text("key_id"),
+    _text("breaker"),
+    _text("action"),  # observe | alert | stop
+    _text("message"),
+    _text("evidence"),  # JSON object
+    Column("tripped", Boolean, nullable=False),
+    _int("at_ms"),
+    _int("resumed_at_ms", null=True),
+    _text("resumed_by", null=True),
+    _int("revision", null=True),  # the revision that let it go on
+    Index("ix_breaker_event_at_ms", "at_ms"),
+    Index("ix_breaker_event_revision", "revision"),
+    Index("ix_breaker_event_task_id_at_ms", "task_id", "at_ms"),
+)
+
 audit = Table(
     "audit",
     metadata,

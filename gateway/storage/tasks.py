@@ -18,8 +18,9 @@ from gateway.core.entry import Unit
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.identity import KeyRecord
 from gateway.core.task import ADMITTING, CHILDREN_MAX, DEPTH_MAX, State
-from gateway.storage import audit, budget_changes, budget_rows, task_rows
+from gateway.storage import audit, breaker_events, budget_changes, budget_rows, task_rows
 from gateway.storage.accounts import SELECT_TASKS, Task, add_key, rule_of, task_of
+from gateway.storage.breaker_events import BreakerEvent
 from gateway.storage.budget_changes import BudgetRule
 from gateway.storage.budget_rows import fresh_id
 from gateway.storage.database import Database
@@ -122,6 +123,8 @@ class TaskView:
     #: average cost of the last steps (`PACE_STEPS`), which the next may be expected to cost; None before the first
     step_nano_usd: int | None
     outcome: TaskOutcome | None
+    #: what breakers saw and did, the latest first
+    events: Sequence[BreakerEvent] = ()
 
     @property
     def steps_left(self) -> int | None:
@@ -278,10 +281,13 @@ class Tasks:
     def _resume(self, task_id: str, reason: str) -> Tx[list[str]]:
         before = yield from _locked(task_id)
         changed = yield from task_rows.change_all(State.RUNNING, task_id, "", before.state)
-        if changed:
-            yield from audit.record(
+        # Some breakers stop a task for a while only, and without pausing it.
+        stopped = yield from breaker_events.open_among([task_id, *changed])
+        if changed or stopped:
+            revision, now_ms = yield from audit.record(
                 self._actor, "task.resume", f"task:{task_id}", {"reason": reason, "tasks": changed}
             )
+            yield from breaker_events.clear([task_id, *changed], self._actor, revision, now_ms)
         return changed
 
     def _end(self, task_id: str, reason: str) -> Tx[list[str]]:
@@ -329,6 +335,7 @@ class Tasks:
             [task_of(row) for row in children],
             _pace([(step, amount) for step, amount in costs]),
             outcome,
+            (yield from breaker_events.of_task(task.task_id)),
         )
 
 

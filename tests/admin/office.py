@@ -18,6 +18,7 @@ from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.database import Database, open_database
 from gateway.storage.explained import Explained
+from gateway.storage.tasks import Tasks
 from gateway.storage.transact import Fetch, Row, Sql, Tx
 
 ADMIN_KEY = "admin-key-of-the-tests"
@@ -48,6 +49,7 @@ class Office:
     database: Database
     reasons: list[str] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
     clock_s: float = 1_000.0
 
     async def ask(
@@ -84,6 +86,8 @@ async def office(folder: Path) -> AsyncIterator[Office]:
         entries=partial(reports.entries, database),
         prefix=Explained(database, CATALOG, CacheRules()).request,
         misses=partial(reports.misses, database),
+        tasks=lambda actor: Tasks(database, actor=actor, pepper=PEPPER),
+        on_change=lambda: it.changes.append("changed"),
         pepper=PEPPER,
         catalog=lambda: CATALOG,
         health=lambda: {"mini-eu": "open"},

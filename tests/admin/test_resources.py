@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gateway.core import secrets
 from gateway.core.entry import Kind
+from gateway.storage.breaker_events import BreakerEvents
 from gateway.storage.ledger import SqlLedger
 from tests.admin.office import PEPPER, Office
 from tests.storage import worlds
@@ -247,8 +248,59 @@ async def test_what_a_request_cost_can_be_followed_up(it: Office, tmp_path: Path
         "data": [],
         "next_before": None,
     }
-    assert await it.ask("GET", "/tasks/task_a") == (200, task)
+    assert await it.ask("GET", "/tasks/task_a") == (200, {**task, "state_reason": "", "breakers": []})
     assert (await it.ask("GET", "/tasks/task_b"))[0] == 404
+
+
+async def test_a_task_that_a_breaker_stopped_is_shown_with_its_evidence_and_resumed(
+    it: Office, tmp_path: Path
+) -> None:
+    ledger = await SqlLedger.open(
+        it.database, replica_id="r1", journal_dir=tmp_path, task_limit_nano_usd=None
+    )
+    await worlds.reserve(ledger, worlds.attempt(), 1_000)
+    await ledger.close()
+    body = {
+        "task_id": "task_a",
+        "key_id": "key00001",
+        "breaker": "loop",
+        "action": "stop",
+        "tripped": True,
+        "message": "the same call 6 times",
+        "evidence": {"turns": 6},
+        "pauses_task": True,
+    }
+    await BreakerEvents(it.database).record("breaker_tripped", "task_a/loop/trip/1", body, tell=True)
+
+    status, task = await it.ask("GET", "/tasks/task_a")
+    (seen,) = task["breakers"]
+    assert (status, task["state"]) == (200, "paused_loop")
+    assert task["state_reason"] == "breaker loop: the same call 6 times"
+    assert {**seen, "at": ""} == {
+        "breaker": "loop",
+        "action": "stop",
+        "tripped": True,
+        "message": "the same call 6 times",
+        "evidence": {"turns": 6},
+        "at": "",
+        "resumed_at": None,
+        "resumed_by": None,
+    }
+    status, resumed = await it.ask("POST", "/tasks/task_a/resume", {"reason": "looked at it"})
+    assert (status, resumed["state"], resumed["changed"]) == (200, "running", ["task_a"])
+    assert resumed["breakers"][0]["resumed_by"] == "admin-key"
+    status, paused = await it.ask("POST", "/tasks/task_a/pause", {"reason": "wait"})
+    assert (status, paused["state"], paused["state_reason"]) == (200, "paused_admin", "wait")
+    assert it.changes == ["changed"] * 2
+    assert (await it.ask("POST", "/tasks/task_a/resume", {"reason": 1}))[0] == 422
+    assert (await it.ask("POST", "/tasks/none/resume", {}))[0] == 404
+    assert await it.rows(
+        "SELECT actor, action FROM audit WHERE subject = 'task:task_a' ORDER BY audit_id"
+    ) == [
+        ("breaker", "task.pause"),
+        ("admin-key", "task.resume"),
+        ("admin-key", "task.pause"),
+    ]
 
 
 async def test_the_catalog_shows_what_each_deployment_serves_and_how_it_is(it: Office) -> None:

@@ -14,6 +14,7 @@ from gateway.core.task import CHILDREN_MAX, DEPTH_MAX
 from gateway.edge.urls import Target, resolve
 from gateway.settings import ensure_pepper
 from gateway.storage.accounts import Accounts, Team
+from gateway.storage.tasks import Tasks
 from tests.support.running import Running, running
 
 TASKS = "/v1/tasks"
@@ -161,6 +162,7 @@ async def test_what_a_declaration_says_is_what_is_shown(desk: Desk) -> None:
         "budgets": doc["budgets"],
         "children": [],
         "outcome": None,
+        "breakers": [],
     }
     assert sorted(doc["budgets"], key=lambda b: str(b["unit"]), reverse=True) == [
         {
@@ -262,10 +264,35 @@ async def test_an_id_is_never_taken_for_the_name_that_a_client_gave(desk: Desk) 
 
 
 def test_addresses() -> None:
-    show = Target("task", "openai", ("GET", "HEAD"), name="a/b", verb="show")
+    show = Target("task", "openai", ("GET", "HEAD", "PATCH"), name="a/b", verb="show")
     assert resolve("/v1/tasks/a%2Fb", True) == resolve("/tasks/a%2Fb/", False) == show
     assert resolve("/t/x/v1/tasks", False) == Target("task", "openai", ("POST",), task="x", verb="declare")
     assert resolve("/tasks/a/done", False) == Target("task", "openai", ("POST",), name="a", verb="done")
     for path in ("/v1/tasks/a/b", "/v1/tasks//done", "/v1/tasks/a/done/x"):
         assert resolve(path, False).kind == "none", path
     assert resolve("/t/tasks/v1/embeddings", False).operation is Operation.EMBEDDINGS
+
+
+async def test_a_task_is_paused_and_resumed_by_its_owner_but_not_by_its_own_key(desk: Desk) -> None:
+    task = await desk.declare()
+    at = f"{TASKS}/{task['id']}"
+    for body, param in [({}, "state"), ({"state": "done"}, "state"), ({"state": "running", "x": 1}, "x")]:
+        assert await desk.refused(at, body, method="PATCH") == (400, "invalid_request", param)
+    status, seen = await desk.send("PATCH", at, {"state": "paused", "reason": "let me look"})
+    assert (status, seen["state"], seen["state_reason"]) == (200, "paused_loop", "let me look")
+    assert await desk.refused(at, {"state": "running"}, task["key"], "PATCH") == (
+        403,
+        "permission_denied",
+        None,
+    )
+    assert await desk.refused(at, {"state": "running"}, await desk.other_key(), "PATCH") == (
+        404,
+        "not_found",
+        None,
+    )
+    status, seen = await desk.send("PATCH", at, {"state": "running", "reason": "go on"})
+    assert (status, seen["state"], seen["state_reason"]) == (200, "running", "")
+
+    tasks = Tasks(desk.gw.app.database, actor="operator", pepper=b"")
+    await tasks.pause(task["id"], "by an operator")
+    assert await desk.refused(at, {"state": "running"}, method="PATCH") == (403, "permission_denied", None)

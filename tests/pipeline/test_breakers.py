@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.core.breakers import BreakerPolicy
 from gateway.core.catalog import Tier, Wire
+from gateway.core.entry import Amounts, Attempt, Granted, Refused
 from gateway.core.rules import RuleText
 from tests.support.recorder import Recorder, Script
-from tests.support.small_world import KEY_ID, SmallWorld, deployment, provider
+from tests.support.small_world import KEY_ID, MemoryLedger, SmallWorld, deployment, provider
 from tests.support.stepper import Stepper
 
 RUN = "/t/run-7/v1"
@@ -76,8 +78,8 @@ async def post(gw: SmallWorld, path: str, body: JSON) -> tuple[int, dict[str, st
 
 WHY = (
     "the breaker loop stopped this task: this task has called read_file 6 times in a row with the same arguments "
-    "and the same result. To go on, say something new to the model or start a new task; the gateway's operator "
-    "can change breakers.loop."
+    "and the same result. To go on, say something new to the model, have the task resumed, or start a new one; the "
+    "gateway's operator can change breakers.loop."
 )
 
 
@@ -103,9 +105,9 @@ async def test_a_loop_is_stopped_at_its_sixth_turn_without_another_call(
         assert len(await gw.settled()) == 6
         assert gw.ledger.holds == {}
         assert [done.error for done in gw.done[-2:]] == ["task_stopped"] * 2
-        assert [(kind, body["action"]) for kind, _, body in gw.alerts] == [
-            ("breaker_warning", "alert"),
-            ("breaker_tripped", "stop"),
+        assert [(kind, body["action"], body["pauses_task"]) for kind, _, body in gw.alerts] == [
+            ("breaker_warning", "alert", False),
+            ("breaker_tripped", "stop", True),
         ]
 
 
@@ -219,3 +221,69 @@ async def test_a_key_that_retries_more_than_it_works_is_slowed_down() -> None:
         assert [(kind, dedupe.split("/")[:2]) for kind, dedupe, _ in gw.alerts] == [
             ("breaker_tripped", [KEY_ID, "retries"])
         ]
+
+
+class Paused(MemoryLedger):
+    """A ledger whose task a breaker has paused, until `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = True
+        self.asked: list[str] = []
+
+    async def reserve(
+        self,
+        attempt: Attempt,
+        scopes: Sequence[str],
+        ask: Amounts,
+        least: Amounts,
+        *,
+        landing: bool = False,
+    ) -> Granted | Refused:
+        self.refuse = Refused(scopes[-1], 0, 0, 0, None, state="paused_loop") if self.paused else None
+        return await super().reserve(attempt, scopes, ask, least, landing=landing)
+
+    async def go_on(self, task_id: str, reason: str) -> bool:
+        self.asked.append(reason)
+        self.paused = False
+        return True
+
+
+async def test_a_paused_task_goes_on_when_somebody_speaks_to_the_model_and_not_before() -> None:
+    async with Recorder() as upstream:
+        ledger = Paused()
+        at = deployment(provider(upstream.base_url))
+        async with SmallWorld([at], ledger=ledger, go_on=ledger.go_on) as gw:
+            assert (await post(gw, f"{RUN}/chat/completions", chat(7)))[0] == 402
+            assert (await post(gw, f"{RUN}/chat/completions", chat(0)))[0] == 402, "nothing new was said"
+            assert (await post(gw, f"{RUN}/chat/completions", chat(7, said="try b.py")))[0] == 200
+            assert (await post(gw, f"{RUN}/chat/completions", chat(8)))[0] == 200
+    assert ledger.asked == ["somebody has spoken to the model"]
+
+
+class Old(MemoryLedger):
+    """A ledger that knows that the task began an hour ago."""
+
+    async def reserve(
+        self,
+        attempt: Attempt,
+        scopes: Sequence[str],
+        ask: Amounts,
+        least: Amounts,
+        *,
+        landing: bool = False,
+    ) -> Granted | Refused:
+        granted = await super().reserve(attempt, scopes, ask, least, landing=landing)
+        assert isinstance(granted, Granted)
+        return msgspec.structs.replace(granted, task_began_ms=attempt.started_at_ms - 3_600_000)
+
+
+async def test_a_process_that_has_just_started_learns_from_the_ledger_how_old_a_task_is() -> None:
+    async with Recorder() as upstream:
+        at = deployment(provider(upstream.base_url))
+        capped = BreakerPolicy().changed({"wall_clock": {"mode": "stop", "most_s": 600}})
+        async with SmallWorld([at], ledger=Old(), breakers=capped) as gw:
+            assert (await post(gw, f"{RUN}/chat/completions", chat(1)))[0] == 200
+            status, _, body = await post(gw, f"{RUN}/chat/completions", chat(2))
+    assert status == 402
+    assert "this task is 3600 seconds old, and its limit is 600" in body["error"]["message"]

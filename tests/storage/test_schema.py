@@ -68,18 +68,20 @@ async def build_from_tables(url: str, kind: str) -> None:
     await database.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_the_migrations_build_the_tables_of_the_code(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    if kind == "postgres":
-        server: PostgresServer = request.getfixturevalue("postgres")
-        for name in ("from_migrations", "from_tables"):
-            await create_database(server, name)
-        migrated, declared = server.url("from_migrations"), server.url("from_tables")
-    else:
-        migrated, declared = (f"sqlite:///{tmp_path / name}.db" for name in ("migrated", "declared"))
-    assert await migrate(migrated) == "0004"
+@pytest.fixture(params=["sqlite", "postgres"])
+def two_empty(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, str]:
+    """A kind of store, and the URLs of two empty ones. Not async: the cluster of the session starts its own loop."""
+    if request.param == "sqlite":
+        return "sqlite", f"sqlite:///{tmp_path}/migrated.db", f"sqlite:///{tmp_path}/declared.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    for name in ("from_migrations", "from_tables"):
+        asyncio.run(create_database(server, name))
+    return "postgres", server.url("from_migrations"), server.url("from_tables")
+
+
+async def test_the_migrations_build_the_tables_of_the_code(two_empty: tuple[str, str, str]) -> None:
+    kind, migrated, declared = two_empty
+    assert await migrate(migrated) == "0005"
     await build_from_tables(declared, kind)
 
     assert await catalog(migrated, kind) == await catalog(declared, kind)
@@ -92,13 +94,13 @@ async def test_up_down_and_up_again(store: str) -> None:
 
     assert await migrate(store, "base") is None
     assert await catalog(store, kind) == ([], [])
-    assert set(await asyncio.gather(migrate(store), migrate(store, "head"))) == {"0004"}
+    assert set(await asyncio.gather(migrate(store), migrate(store, "head"))) == {"0005"}
     assert await catalog(store, kind) == first
     assert await migrate(store, "0001") == "0001"
     assert await migrate(store, "+1") == "0002"
     assert await migrate(store, "+1") == "0003"
     assert await migrate(store, "-1") == "0002"
-    assert await migrate(store, "0004") == "0004"
+    assert await migrate(store, "0005") == "0005"
     assert await catalog(store, kind) == first
     assert await migrate(store, "base") is None
 
@@ -136,7 +138,7 @@ async def test_a_schema_that_is_not_the_newest_is_refused_with_what_to_do(databa
     await check(database)
     await run(database, "UPDATE alembic_version SET version_num = '0000'")
     with pytest.raises(
-        SchemaMismatch, match=r"at revision 0000.*needs revision 0004; run: tollhouse migrate"
+        SchemaMismatch, match=r"at revision 0000.*needs revision 0005; run: tollhouse migrate"
     ):
         await check(database)
     await run(database, "DROP TABLE alembic_version")

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused
 from gateway.core.ids import new_id
 from gateway.core.usage import Quality, Usage
@@ -96,7 +98,12 @@ async def reserve(
     ledger: SqlLedger, a: Attempt, amount: int | None, least: int | None = None, *, landing: bool = False
 ) -> Granted | Refused:
     lowest = usd(amount if least is None else least)
-    return await ledger.reserve(a, scopes(a), usd(amount), lowest, landing=landing)
+    return timeless(await ledger.reserve(a, scopes(a), usd(amount), lowest, landing=landing))
+
+
+def timeless(answer: Granted | Refused) -> Granted | Refused:
+    """Without the moment at which the task began, which no test can know."""
+    return answer if isinstance(answer, Refused) else msgspec.structs.replace(answer, task_began_ms=0)
 
 
 def granted(

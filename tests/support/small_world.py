@@ -6,8 +6,8 @@ For what does not depend on the store; `tests/e2e` runs the same against SQLite 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import aiohttp
@@ -142,6 +142,7 @@ class SmallWorld:
     cache_rules: CacheRules = field(default_factory=CacheRules)
     rules: Sequence[RuleText] = ()
     alerts: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # kind, dedupe, body
+    go_on: Callable[[str, str], Awaitable[bool]] | None = None
     url: str = ""
     http: aiohttp.ClientSession = field(init=False)
     world: World = field(init=False)
@@ -183,6 +184,8 @@ class SmallWorld:
             cache_rules=lambda: self.cache_rules,
             alert=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
         )
+        if self.go_on is not None:
+            self.world = replace(self.world, go_on=self.go_on)
         self._edge = Edge(
             Gateway(self.world),
             options=self.options,

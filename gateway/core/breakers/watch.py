@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from msgspec.structs import replace
+
 from gateway.core.breakers.key import KeyState, observe_key
 from gateway.core.breakers.policy import BreakerPolicy, Verdict
 from gateway.core.breakers.task import Asked, Child, Ended, Fact, Signs, TaskState, forgive, observe, signs
@@ -55,9 +57,14 @@ class Watch:
         asked = Asked(tail, began_ms, watched.running, depth)
         return verdicts + self._observe(task_id, asked, policy, now_ms)
 
-    def began(self, task_id: str) -> None:
-        """An attempt goes out; `ended` is due for it, once."""
-        self._watched(task_id).running += 1
+    def began(self, task_id: str, task_began_ms: int | None = None) -> None:
+        """An attempt goes out; `ended` is due for it, once. `task_began_ms`: as the ledger knows it, and this process
+        may not, if it was started later."""
+        watched = self._watched(task_id)
+        watched.running += 1
+        known = watched.state.began_ms
+        if task_began_ms is not None and (known is None or task_began_ms < known):
+            watched.state = replace(watched.state, began_ms=task_began_ms)
 
     def ended(self, task_id: str, ended: Ended, policy: BreakerPolicy, now_ms: int) -> tuple[Verdict, ...]:
         """An attempt has ended. What is said is news to alert about; there is nothing to refuse."""

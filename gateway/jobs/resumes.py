@@ -1,0 +1,50 @@
+"""Lets tasks go on here that somebody let go on anywhere: this process forgets what its breakers have seen of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from gateway.core.errors import Unavailable
+
+RETRY_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Resumed(Protocol):
+    async def resumed(self, since: int) -> tuple[int, Collection[str]]:
+        """The revision now, and the tasks let go on after the revision `since`, none if that is negative."""
+        ...
+
+
+class Resumes:
+    """`wake` after any change in the store; `forgive` is `Watch.forgive`."""
+
+    def __init__(self, store: Resumed, forgive: Callable[[str], None]) -> None:
+        self._store = store
+        self._forgive = forgive
+        self._woken = asyncio.Event()
+        self._revision = -1
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def run(self) -> None:
+        """For ever, until cancelled. A store that is down is asked again."""
+        while True:
+            try:
+                await self.turn()
+            except Unavailable as e:
+                _log.warning("tasks that were let go on are not known: %s", e)
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._woken.wait()
+            self._woken.clear()
+
+    async def turn(self) -> None:
+        """Forgive what was let go on since the last turn; nothing at the first, when nothing was seen yet."""
+        self._revision, task_ids = await self._store.resumed(self._revision)
+        for task_id in task_ids:
+            self._forgive(task_id)
