@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from gateway.core.threads import Answered
 from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, World
 
+_log = logging.getLogger(__name__)
 _NOTHING: frozenset[str] = frozenset()
 _RESTORES = {Transform.TOOLS: "tools", Transform.RELOCATE: "system"}
 #: Shorter prompts are cached nowhere (the least documented minimum is Qwen's), and most of them are no agent's.
@@ -29,7 +31,16 @@ def _restored(applied: Sequence[Transform]) -> frozenset[str]:
 
 
 def explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outcome:
-    """The outcome, with what is to be said about its prompt. Estimated usage says nothing about a cache."""
+    """The outcome, with what is to be said about its prompt. Never raises: an attempt is settled in any case."""
+    try:
+        return _explained(world, x, attempt, outcome)
+    except Exception:
+        _log.exception("request %s could not be compared with the one before", attempt.request_id)
+        return outcome
+
+
+def _explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outcome:
+    """Estimated usage says nothing about a cache."""
     if outcome.kind is not Kind.POST or outcome.quality is not Quality.EXACT or x.operation not in _PROMPTS:
         return outcome
     if outcome.usage.input_total < LEAST_TOKENS and not world.threads.knows(attempt.task_id):

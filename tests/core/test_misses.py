@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.core import dialects
 from gateway.core.catalog import Operation
 from gateway.core.clients import recognise
+from gateway.core.errors import InvalidRequest
 from gateway.core.explanation import Cause, Explanation, Verdict, advice, prevented_by
 from gateway.core.misses import Rules, rules_of
 from gateway.core.prefix import anchor, chain
@@ -403,6 +406,61 @@ def test_what_the_gateway_restored_is_not_blamed() -> None:
     said = play.sends(run(8, system=clock), LOST_ALL, restored=frozenset({"system", "tools"}))
     assert said is not None
     assert said.cause is Cause.PROVIDER_SIDE
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "name", "function", "content", "x"]), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+OBJECT = st.dictionaries(
+    st.sampled_from(["type", "text", "name", "function", "content", "tool_calls", "cache_control"]),
+    JSON,
+    max_size=4,
+)
+
+
+@settings(max_examples=60)
+@given(
+    bodies=st.lists(
+        st.fixed_dictionaries(
+            {
+                "messages": st.lists(
+                    OBJECT.flatmap(
+                        lambda m: st.sampled_from(["system", "user", "assistant", "tool"]).map(
+                            lambda role: {"role": role, **m}
+                        )
+                    ),
+                    min_size=1,
+                    max_size=4,
+                )
+            },
+            optional={
+                "tools": st.lists(OBJECT, max_size=3),
+                "system": st.text(max_size=8) | st.lists(JSON, max_size=2),
+                "tool_choice": JSON,
+            },
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    operation=st.sampled_from([Operation.CHAT, Operation.MESSAGES]),
+)
+def test_no_prompt_that_is_accepted_is_too_odd_to_be_compared(
+    bodies: list[Body], operation: Operation
+) -> None:
+    play = Play()
+    for body in bodies:
+        try:
+            said = play.sends({**body, "max_tokens": 1}, LOST_ALL, operation=operation)
+        except InvalidRequest:
+            continue  # refused long before
+        assert said is None or 0 <= said.lost_tokens <= said.input_tokens
 
 
 def test_explanations_survive_json() -> None:

@@ -22,6 +22,7 @@ from gateway.core.prices import PriceBook, PriceRow, Rates
 from gateway.core.rules import RuleSet, RuleText
 from gateway.core.secrets import hmac_of, key_text, new_key
 from gateway.core.shaping import CachingPolicy
+from gateway.core.threads import Threads
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
@@ -138,6 +139,7 @@ class SmallWorld:
     not_ready: list[str] = field(default_factory=list)
     observer: Silent = field(default_factory=Silent)
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
+    threads: Threads = field(default_factory=Threads)
     caching: CachingPolicy = field(default_factory=CachingPolicy)
     cache_rules: CacheRules = field(default_factory=CacheRules)
     rules: Sequence[RuleText] = ()
@@ -185,6 +187,7 @@ class SmallWorld:
             alert=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
         )
         if self.go_on is not None:
+            threads=self.threads,
             self.world = replace(self.world, go_on=self.go_on)
         self._edge = Edge(
             Gateway(self.world),
