@@ -31,6 +31,7 @@ from gateway.jobs import reaper as reaping
 from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
 from gateway.jobs.resumes import Resumes
+from gateway.jobs.sweeper import Sweeper
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex, Upstream
@@ -227,6 +228,8 @@ class App:
         self.jobs.watch(reaper.run(), "reaper")
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
         self.jobs.watch(self.resumes.run(), "resumes")
+        sweeper = Sweeper(SqlOutbox(self.database), self.events, delivered=settings.webhook is not None)
+        self.jobs.watch(sweeper.run(), "sweeper")
         if settings.webhook is not None:
             self.alerts.deliver(
                 settings.webhook, self.jobs, now_ms=self.clock.now_ms, loopback=self._webhook_loopback
@@ -277,6 +280,8 @@ class App:
             catalog=lambda: settings.catalog,
             prices=lambda: settings.prices,
             rules=lambda: settings.routing.rules,
+            virtual=lambda: settings.routing.virtual,
+            rule_failed=self._rule_failed,
             health=states,
             pepper=pepper,
             policy=Policy(
@@ -288,13 +293,11 @@ class App:
             breakers=settings.breakers,
             cache_rules=lambda: settings.cache_rules,
             caching=settings.caching,
-            alert=self.alerts.breaker,
-        )
             watch=self.watch,
-
+            alert=self.alerts.breaker,
             go_on=self._go_on,
-    def new_id(self, prefix: str) -> str:
-        return new_id(prefix, self.clock.now_ms(), self._randomness.take())
+        )
+
     def store_changed(self) -> None:
         """A key, team, budget or task's state changed somewhere."""
         self.ledger.revision_changed()
@@ -312,6 +315,8 @@ class App:
         if self._failed_rules[rule,] == 1:
             _log.warning("rule %r could not be evaluated on a request; there it counts as not matched", rule)
 
+    def new_id(self, prefix: str) -> str:
+        return new_id(prefix, self.clock.now_ms(), self._randomness.take())
 
     # --- ports.Observer ----------------------------------------------------------------------------------
 
@@ -445,10 +450,10 @@ class App:
                 entries=partial(reports.entries, self.database),
                 prefix=self._explained().request,
                 misses=partial(reports.misses, self.database),
-                pepper=pepper,
-                catalog=world.catalog,
                 tasks=lambda actor: TaskDesk(self.database, actor=actor, pepper=pepper),
                 on_change=self.store_changed,
+                pepper=pepper,
+                catalog=world.catalog,
                 health=lambda: {
                     name: state.status(self.clock.monotonic()).value for name, state in world.health.items()
                 },

@@ -16,7 +16,7 @@ still covers what the child holds, and a child that is done claims no more than 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -192,6 +192,15 @@ def decide(
             for b in budgets
             if b.on_exceed is OnExceed.WARN and b.mode is BudgetMode.ENFORCE and not fits(b, ask, least)
         ),
+    )
+
+
+def used_percents(budgets: Iterable[Budget]) -> tuple[tuple[str, int], ...]:
+    """(scope, percent spent or held) of budgets that are half used up or more: what rules may ask for."""
+    return tuple(
+        (b.scope, min(100, 100 * taken // b.limit))
+        for b in budgets
+        if 2 * (taken := b.spent + b.reserved) >= b.limit > 0
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gateway.core.catalog import Catalog, Deployment, Operation, Tier
 from gateway.core.errors import InvalidRequest, ModelNotFound
 from gateway.core.health import HealthState, fit
-from gateway.core.rules import Decision
+from gateway.core.rules import Caps, Decision
 
 AUTO = "auto"
 
@@ -32,6 +33,9 @@ class Route:
     rule: str  # name of the rule that decided, "" if none did
     why: str  # one line for people and the ledger
     candidates: tuple[Deployment, ...]
+    caps: Caps = Caps()  # noqa: RUF009 - frozen
+    #: the tier or model that the rules wanted while the warm cache kept the task where it is; "" = nothing was kept
+    instead_of: str = ""
 
 
 def route(
@@ -44,13 +48,13 @@ def route(
     *,
     pick: float,
     now_s: float,
-    affinity: str | None = None,
+    warm: Mapping[str, int] = MappingProxyType({}),
     needs: Needs = Needs(),  # noqa: B008 - frozen
 ) -> Route:
     """Choose the candidates for `model`: "auto", a tier's name, or a model's public name or alias.
 
-    `health` is keyed by `health.subjects`; `may_use(*names)` is `Caller.may_use`; `affinity` names the
-    deployment that is warm for this task; `pick` in [0, 1) makes the weighted choice; `now_s` is monotonic.
+    `health` is keyed by `health.subjects`; `may_use(*names)` is `Caller.may_use`; `warm` is the
+    number of the request's tokens that each deployment holds in its cache; `pick` in [0, 1) makes the weighted choice; `now_s` is monotonic.
     A model's own name wins over a tier of the same name.
 
     Raises `ModelNotFound` (also for what the key may not use: its existence is not told), and `InvalidRequest`
@@ -67,7 +71,12 @@ def route(
     serving = [d for d in named if d.serves(operation)]
     if not serving:
         raise _not_served(model, operation, named)
-    return Route(tier, rule, why, _ordered(_roomy(serving, needs), health, affinity, pick, now_s))
+    return Route(tier, rule, why, _ordered(_roomy(serving, needs), health, warm, pick, now_s))
+
+
+def fits(deployment: Deployment, health: Mapping[str, HealthState], now_s: float) -> bool:
+    """Neither it nor its credential is ejected, cooling, being probed or drained."""
+    return fit(health, deployment, now_s)
 
 
 def _by_tier(
@@ -112,7 +121,7 @@ def _roomy(deployments: list[Deployment], needs: Needs) -> list[Deployment]:
 def _ordered(
     deployments: Sequence[Deployment],
     health: Mapping[str, HealthState],
-    affinity: str | None,
+    warm: Mapping[str, int],
     pick: float,
     now_s: float,
 ) -> tuple[Deployment, ...]:
@@ -124,7 +133,7 @@ def _ordered(
         return tuple(deployments)
     candidates = [d for d in deployments if fit(health, d, now_s)] or list(deployments)
     shuffled = _weighted_shuffle(candidates, pick)
-    return tuple(sorted(shuffled, key=lambda d: (d.name != affinity, d.priority)))
+    return tuple(sorted(shuffled, key=lambda d: (-warm.get(d.name, 0), d.priority)))
 
 
 def _weighted_shuffle(deployments: list[Deployment], pick: float) -> list[Deployment]:

@@ -20,6 +20,7 @@ from gateway.core.switching import Arithmetic, Habit, Lengths, Pace, Side, Warm,
 RUNS_MAX = 20_000
 THREADS_MAX = 8
 KINDS_MAX = 10_000
+_SCOPES_MAX = 50_000
 _TARGETS_MAX = 16  # of rules: tiers and models
 #: A person who spoke this lately is waiting.
 INTERACTIVE_MS = 600_000
@@ -30,6 +31,7 @@ _START_OUTPUT = 400.0
 _START_GROWTH = 800.0
 _START_GAP_S = 10.0
 _PAUSE_S = 240.0
+_RATIO_MAX = 4.0  # tokenizers and scripts differ by no more
 
 #: First or last words of the names of tools that change nothing (clients captured November 2026).
 _READING_FIRST = frozenset(
@@ -64,7 +66,7 @@ class Thread:
     """One conversation of a run. `home` names the deployment that answered it last."""
 
     __slots__ = (
-        "context", "gap_s", "growth", "habits", "held", "home", "last_s", "output", "rent", "since_switch",
+        "context", "gap_s", "growth", "guess", "habits", "held", "home", "last_s", "output", "rent", "since_switch",
         "tokens_per_guess", "wanted",
     )  # fmt: skip
 
@@ -76,7 +78,7 @@ class Thread:
         self.rent: dict[str, int] = {}  # by tier or model: nano-dollars passed up by staying
         self.since_switch = 1e9
         self.last_s = 0.0
-        self.context = 0
+        self.context, self.guess = 0, 0  # tokens of the last request, and what was guessed from its bytes
         self.output, self.growth, self.gap_s = _START_OUTPUT, _START_GROWTH, _START_GAP_S
         self.tokens_per_guess = 1.0  # what the provider counted, over what was guessed from bytes
 
@@ -95,7 +97,8 @@ class Thread:
         self.last_s = now_s
 
     def pace(self, guessed_tokens: int, habit: tuple[float, float], remaining: float) -> Pace:
-        context = round(guessed_tokens * self.tokens_per_guess)
+        grown = max(0, guessed_tokens - self.guess) if self.context else guessed_tokens
+        context = self.context + round(grown * self.tokens_per_guess)
         return Pace(context, self.growth, self.output, self.gap_s, remaining, *habit)
 
     def weigh(self, home: Side, target: Side, name: str, pace: Pace, now_s: float) -> Arithmetic:
@@ -123,24 +126,24 @@ class Thread:
         else:
             self.held[deployment] = held
         if guessed_tokens and input_tokens:
-            self.tokens_per_guess += _NEW * (input_tokens / guessed_tokens - self.tokens_per_guess)
+            ratio = min(_RATIO_MAX, max(1 / _RATIO_MAX, input_tokens / guessed_tokens))
+            self.tokens_per_guess += (_NEW if self.context else 1.0) * (ratio - self.tokens_per_guess)
         if self.context and input_tokens > self.context:
             self.growth += _NEW * (input_tokens - self.context - self.growth)
-        self.context = input_tokens
+        self.context, self.guess = input_tokens, guessed_tokens
         self.output += _NEW * (output_tokens - self.output)
 
 
 class Run:
     """One task, all threads of it."""
 
-    __slots__ = ("began_ms", "budget_used", "kind", "spent_nano_usd", "spoken_ms", "step", "threads")
+    __slots__ = ("began_ms", "kind", "spent_nano_usd", "spoken_ms", "step", "threads")
 
     def __init__(self, began_ms: int, kind: str) -> None:
         self.began_ms = began_ms
         self.kind = kind
         self.step = 0
         self.spent_nano_usd = 0
-        self.budget_used = 0.0
         self.spoken_ms = 0
         self.threads: OrderedDict[bytes, Thread] = OrderedDict()
 
@@ -163,6 +166,7 @@ class Runs:
         self._kinds: OrderedDict[str, Lengths] = OrderedDict()
         self._habits: dict[str, dict[str, Habit]] = {}
         self._runs_max, self._kinds_max = runs_max, kinds_max
+        self._used: OrderedDict[str, int] = OrderedDict()
 
     def asked(self, task_id: str, kind: str, now_ms: int, *, spoken: bool = False) -> Run:
         """A request of a run; `kind` is its key and client. `spoken`: a person says something in it."""
@@ -186,6 +190,23 @@ class Runs:
         run.step += 1
         return run
 
+    def learn_budgets(self, used: Sequence[tuple[str, int]]) -> None:
+        """What the ledger said last of (scope, percent used); a scope that it does not name is not near its limit."""
+        for scope, percent in used:
+            self._used[scope] = percent
+            self._used.move_to_end(scope)
+        while len(self._used) > _SCOPES_MAX:
+            self._used.popitem(last=False)
+
+    def forget_budgets(self, scopes: Iterable[str]) -> None:
+        if self._used:
+            for scope in scopes:
+                self._used.pop(scope, None)
+
+    def budget_used(self, scope: str) -> float:
+        """The tightest budget's share, 0.0 below a half."""
+        return self._used.get(scope, 0) / 100
+
     def known(self, task_id: str) -> Run | None:
         return self._runs.get(task_id)
 
@@ -202,12 +223,14 @@ class Runs:
         """Turns expected after the one under way."""
         return self._kinds.get(run.kind, Lengths()).remaining(run.step)
 
-    def facts(self, run: Run, now_ms: int, *, tool_errors: int, repeats: int, reading: bool) -> TaskFacts:
+    def facts(
+        self, run: Run, now_ms: int, *, budget_used: float, tool_errors: int, repeats: int, reading: bool
+    ) -> TaskFacts:
         return TaskFacts(
             max(1, run.step),
             (now_ms - run.began_ms) / 1_000,
             run.spent_nano_usd / 1e9,
-            run.budget_used,
+            budget_used,
             tool_errors,
             repeats,
             bool(run.spoken_ms) and now_ms - run.spoken_ms < INTERACTIVE_MS,

@@ -14,7 +14,7 @@ from gateway.core.identity import RateLimit
 from gateway.core.money import usd_text
 from gateway.core.prices import PriceRow
 from gateway.core.task import State
-from gateway.pipeline import bound
+from gateway.pipeline import bound, runs
 from gateway.pipeline.exchange import Exchange, World
 
 
@@ -105,6 +105,8 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
         raise _refusal(granted, ask)
     x.task_step = granted.task_step
     x.task_began_ms = granted.task_began_ms
+    if x.run is not None:
+        runs.granted(world, _scopes(attempt), granted)
     x.under_hard_budget = granted.under_hard_budget
     x.budget_remaining_nano_usd = granted.remaining_nano_usd
     x.budget_scope = granted.remaining_scope
@@ -135,6 +137,8 @@ def _output_bound(world: World, x: Exchange, deployment: Deployment) -> int:
     bound = x.facts.max_output_tokens or world.policy.default_output_tokens
     if deployment.max_output_tokens is not None:
         bound = min(bound, deployment.max_output_tokens)
+    if x.route.caps.max_output_tokens is not None:
+        bound = min(bound, x.route.caps.max_output_tokens)
     return bound * x.facts.n
 
 
@@ -177,12 +181,18 @@ def _bound_to_write(x: Exchange, row: PriceRow | None, granted: Granted, ask: Am
     if granted.remaining_output_tokens is not None and granted.output_tokens is not None:
         tokens = granted.output_tokens
     elif granted.remaining_nano_usd is None or row is None:
-        return None
+        return max(1, asked // x.facts.n) if _capped(x) else None
     if ask.nano_usd is not None and granted.amount_nano_usd < ask.nano_usd:
         tokens = min(tokens, _paid_for(x, row, granted.amount_nano_usd, asked))
-    if tokens >= asked and x.facts.max_output_tokens is not None:
+    if tokens >= asked and x.facts.max_output_tokens is not None and not _capped(x):
         return None
     return max(1, tokens // x.facts.n)
+
+
+def _capped(x: Exchange) -> bool:
+    """A rule allows less output than the client asked for."""
+    cap, own = x.route.caps.max_output_tokens, x.facts.max_output_tokens
+    return cap is not None and (own is None or own > cap)
 
 
 def _paid_for(x: Exchange, row: PriceRow | None, nano_usd: int, most: int) -> int:

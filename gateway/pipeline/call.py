@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gateway.core import bounds, dialects, health, prices
 from gateway.core.catalog import Deployment, OnDisconnect, Operation
 from gateway.core.dialects import AnswerFacts, Reading
+from gateway.core.dialects.caps import cap_edits
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import (
     GatewayError,
@@ -237,6 +238,11 @@ def _call_of(
     world: World, x: Exchange, attempt: Attempt, deployment: Deployment, hold: admit.Hold
 ) -> UpstreamCall:
     facts = x.facts
+    splices, members = x.shaped.splices, x.shaped.members
+    caps = x.route.caps
+    if caps.service_tier is not None or caps.reasoning_effort is not None:
+        more, added = cap_edits(facts, caps.service_tier, caps.reasoning_effort)
+        splices, members = (*splices, *more), members + added
     edits = dialects.Edits(
         model=deployment.upstream_model if deployment.upstream_model != facts.model else None,
         include_usage=(
@@ -246,8 +252,8 @@ def _call_of(
             and deployment.provider.stream_usage
         ),
         max_output_tokens=hold.output_bound_tokens,
-        splices=x.shaped.splices,
-        members=x.shaped.members,
+        splices=splices,
+        members=members,
     )
     headers = x.incoming.headers
     return UpstreamCall(

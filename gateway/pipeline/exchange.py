@@ -17,6 +17,7 @@ from gateway.core.outputs import Outputs
 from gateway.core.prices import PriceBook
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
+from gateway.core.runs import Run, Runs, Thread
 from gateway.core.shaping import AS_IT_CAME, CachingPolicy, Level, Shaped, Shaper
 from gateway.core.threads import Threads
 from gateway.ports import (
@@ -99,6 +100,10 @@ async def _not_paused(_task_id: str, _reason: str) -> bool:
     return False
 
 
+def _unheard(_rule: str) -> None:
+    """Nobody counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything the pipeline talks to. `catalog`, `prices` and `rules` are snapshots that a reload swaps."""
@@ -130,6 +135,11 @@ class World:
     shaper: Shaper = field(default_factory=Shaper)
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
     outputs: Outputs = field(default_factory=Outputs)
+    runs: Runs = field(default_factory=Runs)
+    #: rules of virtual models, by name; swapped by a reload, too
+    virtual: Callable[[], Mapping[str, RuleSet]] = dict
+    #: a rule could not be evaluated on a request
+    rule_failed: Callable[[str], None] = _unheard
     #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
     alert: Callable[[str, str, Mapping[str, object]], None] = _nobody
     #: (task id, why): let a task go on that a breaker has paused; False if it is not. Raises `Unavailable`.
@@ -155,6 +165,9 @@ class Exchange:
     shaped: Shaped = AS_IT_CAME  # for the deployment that is tried
     input_bound: int | None = None  # tokens, at the deployment that is tried; None = nothing bounds them
     route: Route = field(init=False)
+    # what routing remembers of it; None where there was nothing to choose
+    run: Run | None = None
+    thread: Thread | None = None
 
     spoken: bool = False  # somebody has said something new to the model since its last turn
 

@@ -1,61 +1,184 @@
-"""route: rules + health -> tier, then ordered candidate deployments."""
+"""route: rules + health + warm caches -> tier, then ordered candidate deployments."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from gateway.core import bounds, routing
-from gateway.core.dialects import media
-from gateway.core.rules import OwnerFacts, RequestFacts, RuleContext, RuleSet, TaskFacts, TimeFacts
+from gateway.core.catalog import Catalog, Deployment
+from gateway.core.routing import AUTO, Needs, Route
+from gateway.core.rules import Caps, Decision, RuleSet, Switch
+from gateway.core.runs import Thread
+from gateway.core.switching import Pace, Side, turn_saving
+from gateway.pipeline import runs
 from gateway.pipeline.exchange import Exchange, World
 
 
 def route(world: World, x: Exchange) -> None:
     """Raises `ModelNotFound`, or `InvalidRequest` if the model is not served at this address."""
-    facts = x.facts
-    input_tokens = bounds.estimate_input_tokens(facts.size)
-    decision = shadow = None
-    rules = world.rules()
-    if rules is not None and facts.model == routing.AUTO:
-        decision = rules.decide(_context(world, x, rules, input_tokens))
-        if world.policy.shadow_rules:
-            shadow, decision = decision, None
-    x.route = routing.route(
-        model=facts.model,
+    asked = x.facts.model
+    catalog = world.catalog()
+    if asked != AUTO and len(catalog.by_model.get(asked, ())) == 1:  # one place to go: nothing to decide
+        x.route = _candidates(world, x, catalog, asked, None, {})
+        return
+    thread = runs.join(world, x)
+    if asked not in catalog.by_model and (rules := rules_of(world, asked)) is not None:
+        x.route = _by_rules(world, x, catalog, rules, thread)
+        if x.route.caps.service_tier is not None:  # what is asked for is what is priced
+            x.facts = structs.replace(x.facts, service_tier=x.route.caps.service_tier)
+        return
+    x.route = _candidates(world, x, catalog, asked, None, _warm(world, x, thread))
+
+
+def rules_of(world: World, model: str) -> RuleSet | None:
+    """The rules behind a name: of "auto", or of a virtual model."""
+    return world.rules() if model == AUTO else world.virtual().get(model)
+
+
+def _by_rules(world: World, x: Exchange, catalog: Catalog, rules: RuleSet, thread: Thread | None) -> Route:
+    decision = decide(world, x, rules)
+    if world.policy.shadow_rules and decision.rule:
+        would = f"{decision.model or decision.tier}"
+        plain = _target(world, x, catalog, _default(rules), thread)
+        return replace(plain, rule=f"shadow:{decision.rule}", why=f"{plain.why}; would be {would}")
+    wanted = _target(world, x, catalog, decision, thread)
+    if thread is None or x.run is None:
+        return wanted
+    habit = world.runs.habit(x.run, thread, decision.model or decision.tier.value)
+    home = _home(world, x, catalog, thread, rules, wanted)
+    if home is None:
+        return wanted
+    pace = thread.pace(bounds.estimate_input_tokens(x.facts.size), habit, world.runs.remaining(x.run))
+    hold = _hold(world, x, thread, pace, home, wanted.candidates[0], decision)
+    if not hold.reason:
+        return replace(wanted, why=f"{wanted.why}; {hold.told}") if hold.told else wanted
+    stay = Decision(decision.rule, home.tier, decision.caps, f"{decision.why}; stays: {hold.reason}")
+    kept = _target(world, x, catalog, stay, thread, home)
+    return replace(kept, instead_of=decision.model or decision.tier.value)
+
+
+def decide(world: World, x: Exchange, rules: RuleSet) -> Decision:
+    """What the rules say, through virtual models that lead to one another. Each failed rule is told of."""
+    input_tokens = bounds.estimate_input_tokens(x.facts.size)
+    while True:
+        decision = rules.decide(runs.context(world, x, rules, input_tokens))
+        for failed in decision.failed:
+            world.rule_failed(failed)
+        further = rules_of(world, decision.model) if decision.model else None
+        if further is None:
+            return decision
+        rules = further  # never in a circle: that is refused at load
+
+
+def _default(rules: RuleSet) -> Decision:
+    return Decision("", rules.default_tier, Caps(), "the default", model=rules.default_model)
+
+
+def _target(
+    world: World,
+    x: Exchange,
+    catalog: Catalog,
+    decision: Decision,
+    thread: Thread | None,
+    home: Deployment | None = None,
+) -> Route:
+    warm = _warm(world, x, thread) if home is None else {home.name: 1}
+    if decision.model:
+        found = _candidates(world, x, catalog, decision.model, None, warm)
+        found = replace(found, rule=decision.rule, why=decision.why)
+    else:
+        found = _candidates(world, x, catalog, AUTO, decision, warm)
+    return replace(found, caps=decision.caps) if decision.caps != Caps() else found
+
+
+def _candidates(
+    world: World,
+    x: Exchange,
+    catalog: Catalog,
+    model: str,
+    decision: Decision | None,
+    warm: Mapping[str, int],
+) -> Route:
+    asked, caller = x.facts.model, x.caller
+    if asked in (model, AUTO):
+        may_use = caller.may_use
+    else:
+
+        def may_use(*names: str) -> bool:
+            return caller.may_use(asked, *names)
+
+    return routing.route(
+        model=model,
         operation=x.operation,
-        catalog=world.catalog(),
+        catalog=catalog,
         decision=decision,
         health=world.health,
-        may_use=x.caller.may_use,
-        needs=routing.Needs(input_tokens),
-        affinity=None,
+        may_use=may_use,
+        needs=Needs(bounds.estimate_input_tokens(x.facts.size)),
+        warm=warm,
         pick=world.random(),
         now_s=world.clock.monotonic(),
     )
 
-    if shadow is not None and shadow.rule:
-        x.route = replace(x.route, rule=f"shadow:{shadow.rule}", why=f"{x.route.why}; would be {shadow.tier}")
+
+def _warm(world: World, x: Exchange, thread: Thread | None) -> Mapping[str, int]:
+    """Tokens of this thread that each deployment holds now."""
+    if thread is None or not thread.held:
+        return {}
+    now_s = world.clock.monotonic()
+    return {name: thread.warm(name, x.chain).at(now_s) for name in thread.held}
 
 
-def _context(world: World, x: Exchange, rules: RuleSet, input_tokens: int) -> RuleContext:
-    if not rules.rules:
-        return RuleContext()
-    facts = x.facts
-    signs = world.watch.signs(x.task.task_id, world.breakers)
-    return RuleContext(
-        request=RequestFacts(
-            model=facts.model,
-            dialect=x.operation.value,
-            client=x.client,
-            stream=facts.stream,
-            context_tokens=input_tokens,
-            max_output_tokens=facts.max_output_tokens or 0,
-            tools=facts.tool_count,
-            last_role=facts.last_role,
-            has_images=facts.has_images and media.of(facts).images > 0,
-            reasoning_effort=facts.reasoning_effort,
-        ),
-        task=TaskFacts(repeats=signs.repeats, tool_errors=signs.tool_errors),
-        key=OwnerFacts(labels=x.caller.key.labels),
-        time=TimeFacts.at(x.received_ms),
-    )
+def _home(
+    world: World, x: Exchange, catalog: Catalog, thread: Thread, rules: RuleSet, wanted: Route
+) -> Deployment | None:
+    """Where the thread is now, if that is elsewhere and still open to it; at its beginning, where the default is."""
+    names = {d.name for d in wanted.candidates}
+    if thread.home in names:
+        return None
+    found = next((d for d in catalog.deployments if d.name == thread.home), None)
+    if found is None and not thread.home:
+        default = _default(rules)
+        if (default.tier, default.model) == (wanted.tier, ""):
+            return None
+        found = _target(world, x, catalog, default, thread).candidates[0]
+        if found.name in names:
+            return None
+    if found is None or not found.serves(x.operation):
+        return None
+    if not x.caller.may_use(x.facts.model, found.tier.value, found.model, *found.aliases):
+        return None
+    return found if routing.fits(found, world.health, world.clock.monotonic()) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    reason: str = ""  # why the task stays; "" = it goes
+    told: str = ""  # what is said about going
+
+
+def _hold(
+    world: World,
+    x: Exchange,
+    thread: Thread,
+    pace: Pace,
+    home: Deployment,
+    target: Deployment,
+    decision: Decision,
+) -> _Hold:
+    if thread.home and runs.tool_call_open(world, x):
+        return _Hold("a tool call is open that only this model can go on with")
+    if decision.switch is Switch.ALWAYS:
+        return _Hold()
+    here, there = runs.terms(world, home, x.received_ms), runs.terms(world, target, x.received_ms)
+    if here is None or there is None:
+        return _Hold()  # without prices there is nothing to weigh
+    if turn_saving(here, there, pace) <= 0:
+        return _Hold()  # what is dearer is wanted for something else than its price
+    sides = Side(here, thread.warm(home.name, x.chain)), Side(there, thread.warm(target.name, x.chain))
+    name = decision.model or decision.tier.value
+    found = thread.weigh(*sides, name, pace, world.clock.monotonic())
+    return _Hold("", found.text) if found.pays else _Hold(found.text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import lru_cache
 
 from gateway.core import dialects
 from gateway.core.catalog import OnDisconnect
@@ -27,6 +28,7 @@ from gateway.telemetry.steps import Steps
 #: Headers of the provider that clients use; all others stay here.
 _RETURNED = ("openai-processing-ms", "openai-model", "anthropic-organization-id")
 _RETURNED_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
+_HEADER_CHARS_MAX = 300
 
 
 class Gateway:
@@ -42,14 +44,13 @@ class Gateway:
     def models(self, caller: Caller) -> tuple[str, ...]:
         """The public names that this caller may use, in configuration order."""
         catalog = self._world.catalog()
-        return tuple(
-            dict.fromkeys(
-                d.model for d in catalog.deployments if caller.may_use(d.model, *d.aliases, d.tier.value)
-            )
-        )
+        named = [d.model for d in catalog.deployments if caller.may_use(d.model, *d.aliases, d.tier.value)]
+        return tuple(dict.fromkeys((*named, *filter(caller.may_use, self._world.virtual()))))
 
     def offers(self, caller: Caller, model: str) -> bool:
         """True if this caller may ask for a model of this name, be it an alias."""
+        if model in self._world.virtual():
+            return caller.may_use(model)
         found = self._world.catalog().by_model.get(model, ())
         return any(caller.may_use(d.model, *d.aliases, d.tier.value) for d in found)
 
@@ -75,6 +76,13 @@ class Gateway:
         else:
             _add_cost(world, x, opened, answer)
         return answer
+
+
+@lru_cache(maxsize=1_024)
+def in_a_header(text: str) -> str:
+    """On one line, in ASCII, not too long."""
+    plain = " ".join(text.split()).encode("ascii", "replace").decode()
+    return plain if len(plain) <= _HEADER_CHARS_MAX else f"{plain[: _HEADER_CHARS_MAX - 3]}..."
 
 
 def _answer(x: Exchange, opened: Opened, headers: list[tuple[str, str]]) -> Answer:
@@ -160,7 +168,11 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
     if x.shaped.applied:
         headers.append(("x-cache-transforms", ",".join(x.shaped.applied)))
     if x.route.rule:
-        headers.append(("x-rule", x.route.rule))
+        headers.append(("x-rule", in_a_header(x.route.rule)))
+    if x.route.why:
+        headers.append(("x-route-reason", in_a_header(x.route.why)))
+    if x.route.instead_of:
+        headers.append(("x-route-instead-of", in_a_header(x.route.instead_of)))
     if x.budget_remaining_nano_usd is not None:
         headers.append(("x-budget-remaining-usd", usd_text(x.budget_remaining_nano_usd)))
         headers.append(("x-budget-scope", x.budget_scope))

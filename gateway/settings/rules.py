@@ -67,6 +67,9 @@ def _rule(item: Section, catalog: Catalog, virtual: frozenset[str]) -> RuleText:
         item.wrong("tier", "is required", f"one of {', '.join(Tier)}")
     elif tier and tier not in catalog.by_tier:
         item.wrong("tier", f"no deployment is in tier {tier}", f"give one of them `tier: {tier}`")
+    for key in ("reasoning_effort", "service_tier"):
+        if not (item.text(key) or "a").replace("_", "a").replace("-", "a").isalnum():
+            item.wrong(key, "must be one word")
     caps = Caps(
         item.optional_integer("max_output_tokens", 1, _MOST_TOKENS),
         item.text("reasoning_effort") or None,

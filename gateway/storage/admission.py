@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.core.budget import Budget, BudgetMode, decide, exhausted, fits, held_by, hold, refused_by
+from gateway.core.budget import (
+    Budget,
+    BudgetMode,
+    decide,
+    exhausted,
+    fits,
+    held_by,
+    hold,
+    refused_by,
+    used_percents,
+)
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
 from gateway.core.task import ADMITTING, State, admits, landed_by, may_land
 from gateway.storage import budget_rows, lines, task_rows

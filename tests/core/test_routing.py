@@ -151,9 +151,9 @@ def test_the_last_way_out_is_never_closed() -> None:
 
 
 def test_the_warm_deployment_goes_first_if_it_is_fit() -> None:
-    assert names(ask("gpt-5-mini", affinity="mid-b")) == ["mid-b", "mid-a"]
-    assert names(ask("gpt-5-mini", affinity="mid-b", health=ejected(MID_B))) == ["mid-a"]
-    assert names(ask("gpt-5-mini", affinity="gone")) == ["mid-a", "mid-b"]
+    assert names(ask("gpt-5-mini", warm={"mid-b": 9})) == ["mid-b", "mid-a"]
+    assert names(ask("gpt-5-mini", warm={"mid-b": 9}, health=ejected(MID_B))) == ["mid-a"]
+    assert names(ask("gpt-5-mini", warm={"gone": 9})) == ["mid-a", "mid-b"]
 
 
 def test_a_context_window_that_is_too_small_is_passed_over_unless_all_are() -> None:

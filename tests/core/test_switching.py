@@ -124,7 +124,7 @@ def test_a_person_who_speaks_again_is_waiting_for_a_while() -> None:
     run = runs.asked("t", "k", 0, spoken=True)
 
     def facts(now_ms: int) -> TaskFacts:
-        return runs.facts(run, now_ms, tool_errors=0, repeats=0, reading=False)
+        return runs.facts(run, now_ms, budget_used=0.0, tool_errors=0, repeats=0, reading=False)
 
     assert not facts(0).interactive  # the first words are the task itself
     runs.asked("t", "k", 10_000, spoken=True)

@@ -143,6 +143,9 @@ class SmallWorld:
     caching: CachingPolicy = field(default_factory=CachingPolicy)
     cache_rules: CacheRules = field(default_factory=CacheRules)
     rules: Sequence[RuleText] = ()
+    more_prices: Sequence[PriceRow] = ()
+    virtual: Mapping[str, RuleSet] = field(default_factory=dict)
+    failed_rules: list[str] = field(default_factory=list)
     alerts: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # kind, dedupe, body
     go_on: Callable[[str, str], Awaitable[bool]] | None = None
     url: str = ""
@@ -159,7 +162,7 @@ class SmallWorld:
         await self._upstream.start()
         clock = SystemClock()
         rows = [PriceRow("up/m", "up/m@1", 0, RATES)] if self.price else []
-        catalog, book = Catalog.of(tuple(self.deployments)), PriceBook.of(rows)
+        catalog, book = Catalog.of(tuple(self.deployments)), PriceBook.of([*rows, *self.more_prices])
         rules = RuleSet.compile(list(self.rules), Tier.STANDARD)
         health: dict[str, HealthState] = {}
         self.world = World(
@@ -177,17 +180,19 @@ class SmallWorld:
             catalog=lambda: catalog,
             prices=lambda: book,
             rules=lambda: rules,
+            virtual=lambda: self.virtual,
+            rule_failed=self.failed_rules.append,
             health=health,
             pepper=PEPPER,
             policy=self.policy,
             drains=Drains(64),
             breakers=self.breakers,
+            threads=self.threads,
             caching=self.caching,
             cache_rules=lambda: self.cache_rules,
             alert=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
         )
         if self.go_on is not None:
-            threads=self.threads,
             self.world = replace(self.world, go_on=self.go_on)
         self._edge = Edge(
             Gateway(self.world),

@@ -1,0 +1,205 @@
+"""runs: what routing knows of a request's run, and what its answers teach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from gateway.core import bounds, runs
+from gateway.core.cache_rules import CacheRule, Style
+from gateway.core.catalog import Deployment, Operation
+from gateway.core.dialects import media
+from gateway.core.entry import Attempt, Granted, Kind, Outcome
+from gateway.core.rules import CacheFacts, OwnerFacts, RequestFacts, RuleContext, RuleSet, TimeFacts, Warmth
+from gateway.core.runs import Held, Thread
+from gateway.core.switching import Terms
+from gateway.core.usage import Usage
+from gateway.pipeline.exchange import Exchange, World
+
+_DEFAULT_LIFE_S = 300.0
+_LONG_LIFE_S = 3_600.0
+#: Caches below this size are kept by nobody.
+_LEAST_TOKENS = 1_024
+#: What only the model that made it takes back: signed thoughts, sealed reasoning.
+_BOUND = (b'"signature"', b'"encrypted_content"', b'"redacted_thinking"', b'"thought_signature"')
+_LOOK_BACK = 64
+_LABELS_MAX = 16
+
+
+def join(world: World, x: Exchange) -> Thread | None:
+    """Find the request's run and thread and count it there. None for what is no turn of a run."""
+    if not x.chain or x.operation is Operation.COUNT_TOKENS:
+        return None
+    signal = x.signal
+    kind = f"{x.caller.key_id}/{signal.client}/{signal.purpose}"
+    x.run = world.runs.asked(x.task.task_id, kind, x.received_ms, spoken=x.spoken)
+    x.thread = thread = x.run.thread(x.chain[min(_opening(x), len(x.chain)) - 1])
+    thread.came(world.clock.monotonic())
+    return thread
+
+
+def _opening(x: Exchange) -> int:
+    """Segments of which a thread never changes any: tools, system and the first message."""
+    for count, segment in enumerate(x.facts.segments, 1):
+        if segment.kind == "message":
+            return count
+    return 1
+
+
+def context(world: World, x: Exchange, rules: RuleSet, input_tokens: int) -> RuleContext:
+    """Everything that these rules look at."""
+    if not rules.rules:
+        return RuleContext()
+    facts, used, task_id = x.facts, rules.used, x.task.task_id
+    key, run = x.caller.key, x.run
+    signs = world.watch.signs(task_id, world.breakers)
+    about = RuleContext(
+        request=RequestFacts(
+            facts.model,
+            x.operation.value,
+            x.client,
+            x.signal.purpose,
+            facts.stream,
+            input_tokens,
+            facts.max_output_tokens or 0,
+            facts.tool_count,
+            facts.last_role,
+            facts.has_images and media.of(facts).images > 0,
+            facts.reasoning_effort,
+            labels_of(x.incoming.headers),
+        )
+    )
+    if run is not None:
+        task = world.runs.facts(
+            run,
+            x.received_ms,
+            budget_used=world.runs.budget_used(f"task:{task_id}"),
+            tool_errors=signs.tool_errors,
+            repeats=signs.repeats,
+            reading=_reading(world, task_id),
+        )
+        about = replace(about, task=task)
+    if "key" in used or "team" in used:
+        about = replace(
+            about,
+            key=OwnerFacts(
+                key.key_id, key.name, world.runs.budget_used(f"key:{x.caller.key_id}"), key.labels
+            ),
+            team=OwnerFacts(key.team_id, key.team_id, world.runs.budget_used(f"team:{key.team_id}")),
+        )
+    if "cache" in used:
+        about = replace(about, cache=_warmth(world, x))
+    return replace(about, time=TimeFacts.at(x.received_ms)) if "time" in used else about
+
+
+def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The request's own labels, from `x-labels: env=ci, workload=batch`; whatever else it holds is passed over."""
+    text = headers.get("x-labels")
+    if not text:
+        return {}
+    pairs = [pair.partition("=") for pair in text.split(",")[:_LABELS_MAX]]
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals and name.strip()}
+
+
+def _reading(world: World, task_id: str) -> bool:
+    state = world.watch.state(task_id)
+    ring = state.threads[0] if state is not None and state.threads else ()
+    return bool(ring) and runs.only_reads(ring[-1].turn.tools)
+
+
+def _warmth(world: World, x: Exchange) -> CacheFacts:
+    if x.thread is None:
+        return CacheFacts()
+    now_s = world.clock.monotonic()
+    found: dict[str, Warmth] = {}
+    for d in world.catalog().deployments:
+        if d.name in x.thread.held:
+            warm = x.thread.warm(d.name, x.chain)
+            if warm.at(now_s) > found.get(d.tier.value, Warmth()).warm_tokens:
+                found[d.tier.value] = Warmth(warm.tokens, warm.until_s - now_s)
+    return CacheFacts(**found)
+
+
+def tool_call_open(world: World, x: Exchange) -> bool:
+    """The model waits for results of its calls, with thoughts that no other model can take up."""
+    if x.facts.last_role not in ("tool", "function_call_output"):
+        return False
+    state = world.watch.state(x.task.task_id)
+    ring = state.threads[0] if state is not None and state.threads else ()
+    if ring and any(not call.result for call in ring[-1].turn.calls):
+        return True
+    segments = x.facts.segments
+    for at in range(len(segments) - 1, max(-1, len(segments) - 1 - _LOOK_BACK), -1):
+        if segments[at].kind != "message":
+            return False
+        raw = segments[at].raw.tobytes()
+        if any(mark in raw for mark in _BOUND):
+            return True
+        if b'"user"' in raw[:80] and b"tool_result" not in raw:
+            return False
+    return False
+
+
+def terms(world: World, deployment: Deployment, now_ms: int) -> Terms | None:
+    """What a token costs there; None without a price."""
+    row = world.prices().find(deployment.price, now_ms)
+    if row is None:
+        return None
+    rates = row.rates
+    write = rates.write_5m if rates.prices_writes else rates.input
+    return Terms(
+        rates.input, rates.read, write, rates.output, _life_s(_cache_rule(world, deployment, now_ms))
+    )
+
+
+def _cache_rule(world: World, deployment: Deployment, now_ms: int) -> CacheRule | None:
+    provider = deployment.provider
+    return world.cache_rules().find(
+        f"{provider.cache_rules or provider.name}/{deployment.upstream_model}", now_ms
+    )
+
+
+def _life_s(rule: CacheRule | None) -> float:
+    lives = rule.lives if rule is not None else ()
+    return float(lives[0].life_s) if lives and lives[0].life_s else _DEFAULT_LIFE_S
+
+
+def granted(world: World, scopes: Sequence[str], answer: Granted) -> None:
+    """What the ledger said of the budgets."""
+    named = {scope for scope, _ in answer.used}
+    world.runs.forget_budgets(scope for scope in scopes if scope not in named)
+    world.runs.learn_budgets(answer.used)
+
+
+def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outcome:
+    """What an attempt teaches about its run; the outcome, with the reason of its route in the note."""
+    run, thread = x.run, x.thread
+    if run is not None:
+        run.spent_nano_usd += outcome.cost_nano_usd
+    if thread is not None and outcome.kind is Kind.POST:
+        usage = outcome.usage
+        total = usage.input_total
+        deployment = next((d for d in x.route.candidates if d.name == attempt.deployment), None)
+        if deployment is not None and total:
+            held = _held(world, x, deployment, usage)
+            guess = bounds.estimate_input_tokens(x.facts.size)
+            thread.answered(deployment.name, held, total, guess, usage.output)
+    if not x.route.rule and not x.route.instead_of:
+        return outcome
+    reason = f"route: {x.route.why}"
+    return replace(outcome, note=f"{outcome.note}; {reason}" if outcome.note else reason)
+
+
+def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage) -> Held | None:
+    """What the deployment's cache holds after this answer."""
+    rule = _cache_rule(world, deployment, x.received_ms)
+    written = usage.cache_write_5m + usage.cache_write_1h + usage.cache_write_12h
+    tokens = usage.cache_read + written
+    if not written and (rule is None or rule.style is not Style.EXPLICIT):
+        least = rule.min_prefix_tokens if rule is not None and rule.min_prefix_tokens else _LEAST_TOKENS
+        tokens = usage.input_total if usage.input_total >= least else 0
+    if not tokens:
+        return None
+    life_s = _LONG_LIFE_S if usage.cache_write_1h or usage.cache_write_12h else _life_s(rule)
+    return Held(tokens, world.clock.monotonic() + life_s, len(x.chain), x.chain[-1])
