@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench bench-replay simulate crash herd fmt types lock prices clean
+.PHONY: help run test check demo bench bench-replay simulate crash herd refusals fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,9 @@ crash: $(VENV)/dev.stamp ## ROUNDS rounds of load on three gateways that are kil
 HERDS ?= 10
 herd: $(VENV)/dev.stamp ## HERDS herds of up to 1,000 calls at once against budgets with room for k of them (docs/proof.md)
 	@$(BIN)/python -m tests.herd --herds $(HERDS) --seed $(SEED)
+
+refusals: $(VENV)/dev.stamp ## real clients whose budget ends in the middle of a run (needs ../shared/clients, npm, pip)
+	@$(BIN)/python -m tests.refusals
 
 bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, gcc) and write the table
 	@$(BIN)/python bench/run.py
