@@ -38,8 +38,6 @@ BATCH = 20
 AT_ONCE = 5
 #: Long enough for a whole batch in which every delivery runs into its time-out.
 LEASE_MS = 60_000
-KEEP_MS = 90 * 86_400_000
-_FORGET_EVERY_S = 3_600.0
 _ERROR_CHARS = 200
 _log = logging.getLogger(__name__)
 
@@ -56,8 +54,6 @@ class Outbox(Protocol):
     async def later(self, message: Message, delay_ms: int, error: str) -> None: ...
 
     async def dead(self, message: Message, error: str) -> None: ...
-
-    async def forget(self, older_than_ms: int) -> int: ...
 
 
 #: (host, port) -> addresses as text; raises OSError.
@@ -121,16 +117,11 @@ class Webhooks:
 
     async def run(self) -> None:
         """For ever, until cancelled. A store that is down is asked again at the next turn."""
-        forget_at_s = 0.0
-        loop = asyncio.get_running_loop()
         try:
             while True:
                 more = False
                 try:
                     more = await self.turn() == BATCH
-                    if loop.time() >= forget_at_s:
-                        await self._outbox.forget(KEEP_MS)
-                        forget_at_s = loop.time() + _FORGET_EVERY_S
                 except Unavailable as e:
                     _log.warning("no webhooks delivered: %s", e)
                 if not more:

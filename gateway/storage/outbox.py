@@ -51,6 +51,15 @@ _FORGET = Sql(
     "DELETE FROM outbox WHERE outbox_id IN (SELECT outbox_id FROM outbox "
     "WHERE coalesce(delivered_at_ms, dead_at_ms) < $1 ORDER BY outbox_id LIMIT 1000) RETURNING 1"
 )
+_FORGET_WAITING = Sql(
+    "DELETE FROM outbox WHERE outbox_id IN (SELECT outbox_id FROM outbox WHERE delivered_at_ms IS NULL "
+    "AND dead_at_ms IS NULL AND created_at_ms < $1 ORDER BY outbox_id LIMIT 1000) RETURNING 1"
+)
+#: Ids sort by time.
+_TRIM = Sql(
+    "DELETE FROM outbox WHERE outbox_id IN (SELECT outbox_id FROM outbox ORDER BY outbox_id LIMIT $1) RETURNING 1"
+)
+_SIZE = Sql("SELECT count(*) FROM outbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,14 @@ class SqlOutbox:
         """Delete up to 1,000 messages that were delivered or given up that long ago. Returns how many."""
         return await self._database.write(partial(_forget, older_than_ms))
 
+    async def forget_waiting(self, older_than_ms: int) -> int:
+        """Delete up to 1,000 messages that have waited that long: for where nobody delivers. Returns how many."""
+        return await self._database.write(partial(_forget_waiting, older_than_ms))
+
+    async def trim(self, most: int) -> int:
+        """Delete up to 1,000 of the oldest if there are more than `most`, whatever became of them. Returns how many."""
+        return await self._database.write(partial(_trim, most))
+
     async def counts(self) -> OutboxCounts:
         return await self._database.read(_counts)
 
@@ -133,6 +150,16 @@ def _claim(most: int, lease_ms: int) -> Tx[list[Message]]:
 def _forget(older_than_ms: int) -> Tx[int]:
     now_ms: int = (yield Fetch(_NOW))[0][0]
     return len((yield Fetch(_FORGET, (now_ms - older_than_ms,))))
+
+
+def _forget_waiting(older_than_ms: int) -> Tx[int]:
+    now_ms: int = (yield Fetch(_NOW))[0][0]
+    return len((yield Fetch(_FORGET_WAITING, (now_ms - older_than_ms,))))
+
+
+def _trim(most: int) -> Tx[int]:
+    there: int = (yield Fetch(_SIZE))[0][0]
+    return len((yield Fetch(_TRIM, (min(1_000, there - most),)))) if there > most else 0
 
 
 def _counts() -> Tx[OutboxCounts]:
