@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,16 @@ def replay(config: Path | None, wanted: Wanted, as_json: bool) -> int:
     runs = load_runs(wanted.runs, theatre, wanted.gap_s)
     played: list[Played] = []
     with _progress() as progress:
-        task = progress.add_task("replaying", total=sum(run.steps for run in runs) * len(levels))
+        task = progress.add_task("replaying", total=sum(run.steps for run in runs) * (1 + len(levels)))
+        step = partial(progress.advance, task)
         for run in runs:
-            for level in levels:
-                try:
-                    played.append(theatre.play(run, level.value, shape_at(level, theatre.rule, run.name)))
-                except (NotARun, InvalidRequest) as e:
-                    raise OperatorError(f"{run.name}: {e}") from e
-                progress.advance(task, run.steps)
+            try:
+                direct = theatre.direct(run, step)
+                for level in levels:
+                    shape = shape_at(level, theatre.rule, run.name)
+                    played.append(theatre.play(run, level.value, shape, direct, step))
+            except (NotARun, InvalidRequest) as e:
+                raise OperatorError(f"{run.name}: {e}") from e
     if wanted.svg is not None:
         wanted.svg.write_text(svg(_title(theatre), [_amounts(group) for group in _by_run(played)]), "utf-8")
     if as_json:
@@ -120,7 +123,7 @@ def load_runs(paths: Sequence[Path], theatre: Theatre, gap_s: float = GAP_S) -> 
                     gap_ms=gap_ms,
                 )
             )
-        except (NotARun, InvalidRequest) as e:
+        except NotARun as e:
             if must:
                 raise OperatorError(f"{path}: {e}", "a run is {tools, messages} or {requests}") from e
     for folder, found in captures.items():
@@ -128,7 +131,7 @@ def load_runs(paths: Sequence[Path], theatre: Theatre, gap_s: float = GAP_S) -> 
             runs += runs_of_captures(
                 found, model=theatre.model, as_messages=as_messages, start_ms=start_ms, gap_ms=gap_ms
             )
-        except (NotARun, InvalidRequest, KeyError, TypeError) as e:
+        except NotARun as e:
             raise OperatorError(f"{folder}: {e}") from e
     if not runs:
         raise OperatorError("there is no recorded run", "give files or folders of JSON: {tools, messages}")

@@ -22,12 +22,14 @@ from gateway.core.cache_simulator import (
     CacheSimulator,
     Count,
     Prompt,
+    TooManyMarkers,
     best_usages,
     count_by_size,
     read_prompt,
 )
 from gateway.core.catalog import Operation
 from gateway.core.dialects import read
+from gateway.core.errors import InvalidRequest
 from gateway.core.prefix import anchor, chain
 from gateway.core.prices import PriceRow
 from gateway.core.usage import Usage
@@ -85,6 +87,20 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
+class Direct:
+    """What a run costs without a gateway: as in `Played`."""
+
+    minimum_met: bool
+    uncached_nano_usd: int
+    as_sent_nano_usd: int
+    best_nano_usd: int
+
+
+def _nothing() -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
 class Theatre:
     """What runs are played against: a model, its cache rule and its price, and a way to count tokens."""
 
@@ -94,12 +110,36 @@ class Theatre:
     row: PriceRow
     count: Count = count_by_size
 
-    def play(self, run: Run, level: str, shape: Shape) -> Played:
-        """Raises `NotARun` where a body is none."""
-        sent = [self._prompt(r.operation, r.body) for r in run.requests]
-        shaped = [self._prompt(r.operation, shape(r)) for r in run.requests]
+    def direct(self, run: Run, on_step: Callable[[], None] = _nothing) -> Direct:
+        """What a run costs without a gateway. Raises `NotARun` where a body is none."""
+        prompts = []
+        for request in run.requests:
+            prompts.append(self._prompt(request.operation, request.body))
+            on_step()
         times = [r.at_ms for r in run.requests]
-        direct, through = self._usages(sent, times), self._usages(shaped, times)
+        return Direct(
+            bool(prompts) and prompts[0].tokens >= (self.rule.min_prefix_tokens or 0),
+            self._cost([Usage(input_uncached=prompt.tokens) for prompt in prompts], times),
+            self._cost(self._usages(prompts, times), times),
+            self._cost(best_usages(prompts, self.count), times),
+        )
+
+    def play(
+        self,
+        run: Run,
+        level: str,
+        shape: Shape,
+        direct: Direct | None = None,
+        on_step: Callable[[], None] = _nothing,
+    ) -> Played:
+        """Raises `NotARun` where a body is none. `direct` is what `self.direct(run)` says."""
+        known = self.direct(run) if direct is None else direct
+        shaped = []
+        for request in run.requests:
+            shaped.append(self._prompt(request.operation, shape(request)))
+            on_step()
+        times = [r.at_ms for r in run.requests]
+        through = self._usages(shaped, times)
         return Played(
             run.name,
             self.provider,
@@ -108,11 +148,11 @@ class Theatre:
             run.steps,
             sum(u.input_total for u in through),
             sum(u.cache_read for u in through),
-            bool(sent) and sent[0].tokens >= (self.rule.min_prefix_tokens or 0),
-            self._cost([Usage(input_uncached=prompt.tokens) for prompt in sent], times),
-            self._cost(direct, times),
+            known.minimum_met,
+            known.uncached_nano_usd,
+            known.as_sent_nano_usd,
             self._cost(through, times),
-            self._cost(best_usages(sent, self.count), times),
+            known.best_nano_usd,
         )
 
     def _prompt(self, operation: Operation, body: bytes) -> Prompt:
@@ -123,7 +163,13 @@ class Theatre:
 
     def _usages(self, prompts: Sequence[Prompt], times: Sequence[int]) -> list[Usage]:
         cache = CacheSimulator(self.rule)
-        return [cache.ask(prompt, at_ms) for prompt, at_ms in zip(prompts, times, strict=True)]
+        usages = []
+        for step, (prompt, at_ms) in enumerate(zip(prompts, times, strict=True), 1):
+            try:
+                usages.append(cache.ask(prompt, at_ms))
+            except TooManyMarkers as e:
+                raise NotARun(f"the provider refuses request {step}: {e}") from e
+        return usages
 
     def _cost(self, usages: Iterable[Usage], times: Sequence[int]) -> int:
         return sum(
@@ -149,8 +195,12 @@ def run_of(
             requests = [_sent(r, start_ms + k * gap_ms) for k, r in enumerate(recording["requests"])]
         else:
             raise NotARun('it has neither "messages" nor "requests"')
+        if not requests:
+            raise NotARun("nothing is asked in it")
         return Run(name, tuple(_for_provider(r, model, as_messages) for r in requests))
-    except (KeyError, TypeError, AttributeError) as e:
+    except NotARun:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as e:
         raise NotARun(f"it is not what it looks like: {type(e).__name__} {e}") from e
 
 
@@ -171,8 +221,11 @@ def runs_of_captures(
             continue  # probes, lists of models, dialects that are not played
         if as_messages and operation is Operation.RESPONSES:
             continue
-        body = msgspec.json.encode(captured["body"])
-        facts = read(operation, body)
+        body = msgspec.json.encode({**captured["body"], "model": model})
+        try:
+            facts = read(operation, body)
+        except InvalidRequest as e:
+            raise NotARun(f"{name}: {e.message}") from e
         links = chain(facts.segments)[: anchor(facts.segments)]
         for i, (first, requests, last) in enumerate(runs):
             if last in links and requests[-1].operation is operation:
@@ -181,7 +234,12 @@ def runs_of_captures(
                 break
         else:
             runs.append((name, [Request(operation, body, start_ms)], links[-1]))
-    return [Run(name, tuple(_for_provider(r, model, as_messages) for r in found)) for name, found, _ in runs]
+    try:
+        return [
+            Run(name, tuple(_for_provider(r, model, as_messages) for r in found)) for name, found, _ in runs
+        ]
+    except (LookupError, TypeError, AttributeError, ValueError) as e:
+        raise NotARun(f"a captured request is not what it looks like: {type(e).__name__} {e}") from e
 
 
 def _conversation(recording: Mapping[str, Any]) -> list[bytes]:

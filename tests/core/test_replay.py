@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -146,6 +147,8 @@ def test_a_dialect_that_the_provider_is_not_reached_in_is_not_played() -> None:
         ({"messages": [{"role": "user", "content": "hi"}]}, "nobody answers in it"),
         ({"messages": [{"content": "hi"}]}, "it is not what it looks like: KeyError 'role'"),
         ({"messages": ["hi"]}, "it is not what it looks like: TypeError"),
+        ({"requests": [5]}, "it is not what it looks like: AttributeError"),
+        ({"requests": []}, "nothing is asked in it"),
         ({"requests": [{"path": "/v1/embeddings", "body": {}}]}, "/embeddings is no address of a chat"),
     ],
 )
@@ -154,10 +157,27 @@ def test_what_is_no_recording_is_refused_with_what_is_wrong(recording: dict[str,
         run(recording)
 
 
+@pytest.mark.parametrize("content", [["x"], [5], [{"text": 5}], 5, {"a": 1}])
+def test_odd_contents_are_played_or_told(content: Any) -> None:
+    messages = [{"role": "user", "content": content}, {"role": "assistant"}]
+    for as_messages, model in ((True, "anthropic/claude-opus-5"), (False, "openai/gpt-5.6-sol")):
+        with suppress(NotARun):
+            found = run({"messages": messages}, as_messages=as_messages)
+            assert theatre(model).play(found, "observe", as_it_is).steps == 1
+
+
 def test_a_body_that_no_provider_takes_is_told() -> None:
     broken = Run("r", (Request(Operation.CHAT, b'{"model":"m","messages":5}', NOW_MS),))
     with pytest.raises(NotARun, match="a request's body is none of its dialect"):
         theatre("openai/gpt-5.6-sol").play(broken, "observe", as_it_is)
+
+
+def test_what_the_provider_would_refuse_is_told_with_its_step() -> None:
+    marked = {"type": "text", "text": PROBLEM, "cache_control": {"type": "ephemeral"}}
+    body = {"messages": [{"role": "user", "content": [marked] * 5}]}
+    sent = Run("r", (Request(Operation.MESSAGES, json.dumps(body).encode(), NOW_MS),))
+    with pytest.raises(NotARun, match="the provider refuses request 1: 5 markers, and at most 4 are taken"):
+        theatre("anthropic/claude-opus-5").play(sent, "observe", as_it_is)
 
 
 def test_a_run_costs_between_the_best_possible_and_what_it_costs_without_a_cache() -> None:
