@@ -17,7 +17,7 @@ from gateway.storage import reports
 from gateway.storage.accounts import Accounts
 from gateway.storage.database import Database
 from gateway.storage.ledger import SqlLedger
-from tests.storage.worlds import TEAM, HandClock, attempt, opened, outcome, rows, run, scopes, void
+from tests.storage.worlds import TEAM, HandClock, attempt, opened, outcome, rows, run, scopes, timeless, void
 
 World = tuple[SqlLedger, Database, Accounts]
 
@@ -49,7 +49,9 @@ async def test_one_hold_is_in_every_unit_and_settles_at_what_was_used(world: Wor
     a = attempt()
 
     answer = await ledger.reserve(a, scopes(a), Amounts(400, 2_000, 500), Amounts(100, 2_000, 200))
-    assert answer == Granted(400, 600, TEAM, 1, 300, 3_000, 0, 1)
+    assert timeless(answer) == Granted(400, 600, TEAM, 1, 300, 3_000, 0, 1)
+    assert isinstance(answer, Granted)
+    assert answer.used == (("tenant:default", 100), ("task:task_a", 50)), "what is half used up is named"
     assert await state(ledger) == {"usd": (0, 400), "input_tokens": (0, 2_000)}
     assert await state(ledger, "tenant:default") == {"output_tokens": (0, 300)}
     assert await state(ledger, "task:task_a") == {"calls": (0, 1)}
@@ -151,15 +153,15 @@ async def test_a_warning_comes_with_the_grant(world: World) -> None:
     await accounts.set_budget(TEAM, 100, on_exceed=OnExceed.WARN)
     a, b = attempt(), attempt()
     ask = Amounts(80, 10, 10)
-    assert await ledger.reserve(a, scopes(a), ask, ask) == Granted(80, task_step=1, output_tokens=10)
+    assert timeless(await ledger.reserve(a, scopes(a), ask, ask)) == Granted(80, task_step=1, output_tokens=10)
     over = Granted(
         80,
         task_step=2,
         output_tokens=10,
         warned=(Refused(TEAM, 100, 0, 80, None, on_exceed=OnExceed.WARN),),
     )
-    assert await ledger.reserve(b, scopes(b), ask, ask) == over
-    assert await ledger.reserve(b, scopes(b), ask, ask) == over, "the first answer, as it was"
+    assert timeless(await ledger.reserve(b, scopes(b), ask, ask)) == over
+    assert timeless(await ledger.reserve(b, scopes(b), ask, ask)) == over, "the first answer, as it was"
     assert await state(ledger) == {"usd": (0, 160)}
 
 
@@ -169,7 +171,7 @@ async def test_a_shadow_refuses_nothing_counts_what_it_would_and_says_so_once(wo
     ask = Amounts(None, None, None)
     for step in range(1, 6):
         a = attempt()
-        assert await ledger.reserve(a, scopes(a), ask, ask) == Granted(0, task_step=step)
+        assert timeless(await ledger.reserve(a, scopes(a), ask, ask)) == Granted(0, task_step=step)
     (budget,) = await ledger.snapshot(TEAM)
     assert (budget.reserved, budget.would_refuse) == (5, 3)
     (event,) = await told(database, "budget_shadow")
