@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gateway.core.dialects.blocks import Messages, asks_long, client_markers
 from gateway.core.dialects.facts import Facts, Segments
 from gateway.core.markers import Outline
-from gateway.core.prefix import digest, divergence
+from gateway.core.prefix import digest, divergence, is_system
 
 #: Gaps between turns from which a cache life is chosen: the latest ones.
 GAPS_MAX = 16
@@ -36,6 +36,9 @@ class Lineage:
     marks: tuple[int, ...] = ()
     keys: list[int] = field(default_factory=list)
     outline: Outline | None = None
+    lines: dict[int, bytes] = field(
+        default_factory=dict
+    )  # volatile lines of the system prompt as they first came
     tools: dict[bytes, int] = field(
         default_factory=dict
     )  # first-seen tools: digest of the set -> key of their bytes
@@ -149,6 +152,14 @@ def opening(segments: Segments) -> bytes:
     """What a lineage is known by: the first two segments that are not tools."""
     start = 1 if segments and segments[0].kind == "tools" else 0
     return b"".join(digest(segments[i]) for i in range(start, min(start + 2, len(segments))))
+
+
+def first_said(segments: Segments) -> bytes:
+    """A digest of the first message that is no part of the system prompt; b"" if there is none."""
+    for segment in segments:
+        if segment.kind == "message" and not is_system(segment):
+            return digest(segment)
+    return b""
 
 
 def _common(old: list[int], new: list[int]) -> int:

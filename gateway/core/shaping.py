@@ -9,22 +9,26 @@ Everything is a splice over the bytes as received: what no splice names stays by
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
+from gateway.core import relocation
 from gateway.core.cache_rules import CacheRule, KeyMeans, Life, Style
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
 from gateway.core.dialects.facts import Facts, Splice
-from gateway.core.lineages import Lineage, Lineages, Scope
+from gateway.core.lineages import Lineage, Lineages, Scope, first_said
 from gateway.core.markers import Mark, Outline, better_life, plan
 from gateway.core.tool_sets import ToolSets
 
 #: Shorter bodies hold no prefix that any provider caches.
 LEAST_BYTES = 1_024
+#: What relocation adds to a prompt at most: a message of its own and two tags around the lines.
+RELOCATION_TOKENS = 64
 _NONCE = b"x-anthropic-billing-header:"
 
 
@@ -91,6 +95,11 @@ class Shaped(msgspec.Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
     why_no_marks: str = ""
     long_write: bool = False  # a marker asks for a life that is dearer to write
+    moved: tuple[
+        bytes, ...
+    ] = ()  # lines of the system prompt that stand at the end now, as JSON text without quotes
+    #: lines that move since this request, as a diff for people; "" if none is new
+    diff: str = ""
 
 
 #: Nothing was changed.
@@ -103,6 +112,8 @@ class Shaper:
     def __init__(self) -> None:
         self.lineages = Lineages()
         self._tools = ToolSets()
+        self._templates = relocation.Templates()
+        self._volatile: OrderedDict[tuple[Scope, bytes], set[int]] = OrderedDict()
         self._marked: dict[tuple[int, Operation, bytes], tuple[Splice, ...]] = {}
 
     def shape(self, request: Request) -> Shaped:
@@ -114,7 +125,7 @@ class Shaper:
                 return Shaped(level, why_no_marks="below the minimum")
             return self._keyed(request, rule, _Draft())
         draft = _Draft()
-        lineage = self.lineages.find(request.scope, request.facts.segments)
+        lineage, system = self._lineage(request)
         if not request.again:
             self.lineages.arrive(lineage, request.now_s)
         tools = self._first_seen_tools(request, lineage, draft)
@@ -122,12 +133,64 @@ class Shaper:
             return draft.done(level)
         if not rule.billing_header and Transform.NONCE not in request.off:
             self._strip_nonce(request, draft)
+        tail = self._moved(request, rule, lineage, system, draft) if system is not None else []
         outline = self.lineages.outline(lineage, request.facts, request.body)
         draft.continued = (
             lineage.steps > 1 or request.facts.tool_count > 0 or outline.answered
         ) and request.facts.n == 1
         self._mark(request, rule, lineage, outline, tools, draft)
+        if tail:
+            draft.splices = relocation.merged(draft.splices, tail)
         return self._keyed(request, rule, draft)
+
+    # --- relocation ---------------------------------------------------------------------------------------
+
+    def _lineage(self, request: Request) -> tuple[Lineage, relocation.SystemText | None]:
+        """The run that this request is of, and its system prompt if lines of it may move.
+
+        Where they may, prompts that differ in volatile parts only belong to one run.
+        """
+        facts = request.facts
+        if request.level is Level.RELOCATE and Transform.RELOCATE not in request.off:
+            system = self._templates.read(request.operation, facts, request.body)
+            if system is not None and system.candidates:
+                said = first_said(facts.segments)
+                return self.lineages.at(request.scope, b"moved" + system.template + said), system
+        return self.lineages.find(request.scope, facts.segments), None
+
+    def _moved(
+        self,
+        request: Request,
+        rule: CacheRule,
+        lineage: Lineage,
+        system: relocation.SystemText,
+        draft: _Draft,
+    ) -> list[Splice]:
+        """Takes the volatile lines out; returns the splices that put them at the end, [] if none moves."""
+        known = (request.scope[:-1], system.template)
+        volatile = self._volatile.setdefault(known, set())
+        self._volatile.move_to_end(known)
+        if len(self._volatile) > 10_000:
+            self._volatile.popitem(last=False)
+        new = relocation.learn(lineage.lines, volatile, system)
+        if not volatile:
+            return []
+        cuts, lines = relocation.removed(system, volatile)
+        tail = (
+            relocation.appended(
+                request.operation, request.facts, request.body, lines, rule.mid_conversation_system is True
+            )
+            if lines
+            else None
+        )
+        if tail is None:
+            return []
+        draft.splices += cuts
+        draft.applied.append(Transform.RELOCATE)
+        draft.moved = tuple(lines)
+        if new:
+            draft.diff = relocation.diff(system, [i for i in new if system.lines[i] in lines])
+        return tail
 
     def _first_seen_tools(self, request: Request, lineage: Lineage, draft: _Draft) -> bytes | None:
         """The tools' bytes to send instead of those that came."""
@@ -192,6 +255,7 @@ class Shaper:
             entries=lineage.entries(request.links),
             life=life,
             can_mark=can_mark,
+            extra_tail=bool(draft.moved),
         )
         lineage.links = request.links
         ends = () if rule.style is Style.EXPLICIT else (len(segments) - 1,)
@@ -278,6 +342,8 @@ class _Draft:
     marks: tuple[Mark, ...] = ()
     why_no_marks: str = ""
     long_write: bool = False
+    moved: tuple[bytes, ...] = ()
+    diff: str = ""
     continued: bool = False
 
     def done(self, level: Level) -> Shaped:
@@ -290,6 +356,8 @@ class _Draft:
             self.marks,
             self.why_no_marks,
             self.long_write,
+            self.moved,
+            self.diff,
         )
 
 

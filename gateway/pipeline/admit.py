@@ -13,6 +13,7 @@ from gateway.core.errors import BudgetExceeded, RateLimited, UnboundableRequest
 from gateway.core.identity import RateLimit
 from gateway.core.money import usd_text
 from gateway.core.prices import PriceRow
+from gateway.core.shaping import RELOCATION_TOKENS
 from gateway.core.task import State
 from gateway.pipeline import bound, runs
 from gateway.pipeline.exchange import Exchange, World
@@ -92,6 +93,8 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     """
     row = world.prices().find(deployment.price, x.received_ms)
     x.input_bound = bound.input_bound(world, x, deployment)
+    if x.shaped.moved and x.input_bound is not None:
+        x.input_bound += RELOCATION_TOKENS
     asked_output = _output_bound(world, x, deployment)
     ask = least = _amounts(x, row, asked_output)
     if asked_output > _prior(world, x) and (comfort := _comfort(world, x)) < asked_output:

@@ -52,7 +52,7 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
     if x.facts.size < LEAST_BYTES and not isolated:
         return _TOO_SHORT[level]
     try:
-        return world.shaper.shape(
+        found = world.shaper.shape(
             Request(
                 operation=x.operation,
                 facts=x.facts,
@@ -69,6 +69,9 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
                 again=x.attempts > 0,
             )
         )
+        if found.diff:
+            _log.info("request %s: from now on these lines move\n%s", x.incoming.request_id, found.diff)
+        return found
     except Exception:
         # A prompt that cannot be shaped is sent as it came: that costs a cache miss, a 500 would cost the run.
         _log.exception("request %s could not be shaped and is sent as it came", x.incoming.request_id)

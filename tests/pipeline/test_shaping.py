@@ -206,3 +206,23 @@ async def test_tenants_do_not_share_a_cache_on_vllm() -> None:
             salts.append(json.loads(arrived)["cache_salt"])
     assert salts[0] == salts[2] != salts[1]
     assert len(salts[0]) >= 24
+
+
+async def test_a_clock_in_the_system_prompt_moves_at_relocate_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def asked(clock: str) -> bytes:
+        return messages(system=f"It is {clock}.\n{RULE_TEXT}", tools=[])
+
+    only = CachingPolicy(off=frozenset(set(Transform) - {Transform.RELOCATE}))
+    caplog.set_level("INFO", "gateway.pipeline.shape")
+    async with world("anthropic", caching=only) as (gw, upstream):
+        for clock in ("9:14", "9:15"):
+            assert await sent(gw, upstream, MESSAGES, asked(clock)) == (asked(clock), None)
+        for clock in ("9:16", "9:17", "9:18"):
+            arrived, transforms = await sent(gw, upstream, MESSAGES, asked(clock), x_cache_level="relocate")
+        moved = b',{"role":"system","content":"It is 9:18."}]}'
+        assert arrived == asked("9:18").replace(b"It is 9:18.\\n", b"")[:-2] + moved
+        assert transforms == "relocate@1"
+        (told,) = [r.getMessage() for r in caplog.records if r.name == "gateway.pipeline.shape"]
+        assert told.endswith("@@ line 1 (clock) @@\n-It is 9:17.\n+It is 9:17.")

@@ -144,10 +144,7 @@ def marker_text(marker: str, life: str = "") -> bytes:
 
 def mark_message(raw: bytes, operation: Operation, text: bytes) -> tuple[Splice, ...]:
     """Splices, relative to `raw`, that put `text` on the last block of a message that can carry it; () if none can."""
-    try:
-        content = members(raw).get("content")
-    except (DuplicateMember, ValueError):
-        return ()
+    content = content_of(raw)
     return () if content is None else mark_content(raw, content, operation, text)
 
 
@@ -244,3 +241,38 @@ def first_line_block(raw: bytes, start: bytes) -> Span | None:
     at = raw.index(first)
     following = raw.index(bytes(items[1]), at + len(first))
     return at, following
+
+
+# --- inside of a message --------------------------------------------------------------------------------
+
+
+def content_of(raw: bytes) -> Span | None:
+    """Where a message's content is."""
+    try:
+        return members(raw).get("content")
+    except (DuplicateMember, ValueError):
+        return None
+
+
+def items_of(raw: bytes, span: Span) -> list[tuple[int, bytes]]:
+    """The elements of the list at `span`, each with its offset."""
+    found = []
+    at = span[0] + 1
+    for item in _ITEMS.decode(raw[span[0] : span[1]]):
+        block = bytes(item)
+        at = raw.index(block, at)
+        found.append((at, block))
+        at += len(block)
+    return found
+
+
+def text_of_block(block: bytes) -> Span | None:
+    """Where the text of a block of text is, quotes included; None if it is no such block."""
+    if not block.startswith(b"{"):
+        return None
+    try:
+        kind = _BLOCK.decode(block).type
+        span = members(block).get("text")
+    except (msgspec.MsgspecError, DuplicateMember, ValueError):
+        return None
+    return span if kind in ("text", "input_text") and span and block[span[0] : span[0] + 1] == b'"' else None

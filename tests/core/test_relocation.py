@@ -1,0 +1,283 @@
+"""Volatile lines of the system prompt: when they move, where to, in which form, and that they can be put back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core import dialects
+from gateway.core.catalog import Operation
+from gateway.core.prefix import chain
+from gateway.core.relocation import classes_of
+from gateway.core.shaping import Level, Request, Shaped, Shaper, Transform
+from tests.support.played_cache import Played, compact, rule_of, spliced
+
+RULES = ["You are careful.", *(f"Rule {n}: say no more than is needed." for n in range(200))]
+ONLY = frozenset(set(Transform) - {Transform.RELOCATE})
+
+
+def system(clock: str, *more: str) -> str:
+    return "\n".join([RULES[0], f"The time is {clock}.", *RULES[1:], *more])
+
+
+def messages(clock: str, *said: Any, text: Any = None, **more: Any) -> bytes:
+    turns = [{"role": "user", "content": "Fix the build."}, *said]
+    return compact(
+        {"model": "m", "max_tokens": 9, "system": text or system(clock), "messages": turns, **more}
+    )
+
+
+class Run:
+    """Requests of one run towards one target, nothing but relocation done to them."""
+
+    def __init__(self, target: str, operation: Operation = Operation.MESSAGES) -> None:
+        self.shaper, self.target, self.operation = Shaper(), target, operation
+
+    def send(self, body: bytes, session: str = "s") -> tuple[bytes, Shaped]:
+        facts = dialects.read(self.operation, body)
+        request = Request(
+            self.operation,
+            facts,
+            body,
+            chain(facts.segments),
+            ("key", "client", session),
+            rule_of(self.target),
+            level=Level.RELOCATE,
+            off=ONLY,
+        )
+        shaped = self.shaper.shape(request)
+        return spliced(facts, body, shaped), shaped
+
+
+def test_a_line_moves_when_it_has_changed_and_not_before() -> None:
+    run = Run("anthropic/claude-opus-5")
+    first, second = messages("9:14"), messages("9:15")
+    assert run.send(first)[0] == first
+    assert run.send(first)[0] == first  # a retry shows no change
+    out, shaped = run.send(second)
+    assert shaped.moved == (b"The time is 9:15.",)
+    stable = json.dumps("\n".join(RULES)).encode()
+    moved = second.replace(json.dumps(system("9:15")).encode(), stable)
+    assert out == moved.replace(b"}]}", b'},{"role":"system","content":"The time is 9:15."}]}')
+    assert shaped.diff == (
+        "--- system prompt\n+++ end of the conversation\n@@ line 2 (clock) @@\n-The time is 9:15.\n+The time is 9:15."
+    )
+    # the same way every time, also when it is the first time again; said once
+    again, shaped = run.send(first)
+    assert again == out.replace(b"9:15", b"9:14")
+    assert shaped.diff == ""
+
+
+def test_every_later_request_of_that_prompt_begins_with_the_same_bytes() -> None:
+    run = Run("anthropic/claude-opus-5")
+    run.send(messages("9:14"))
+    run.send(messages("9:15"))
+    answer = {"role": "assistant", "content": "Which one?"}
+    outs = [
+        run.send(messages(clock, answer, {"role": "user", "content": text}), session)[0]
+        for clock, text, session in (
+            ("9:16", "This.", "s"),
+            ("9:17", "That.", "s"),
+            ("9:18", "None.", "another"),
+        )
+    ]
+    beginnings = {out[: out.index(b"Which one?")] for out in outs}
+    assert len(beginnings) == 1
+    assert b"The time" not in beginnings.pop()
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "kind"),
+    [
+        ("Today is 2026-11-30.", "Today is 2026-12-01.", "clock"),
+        ("Now: 2026-11-30T09:14:05.123Z", "Now: 2026-11-30T09:14:06.000Z", "clock"),
+        ("It is Monday, November 30, 2026", "It is Tuesday, December 1, 2026", "clock"),
+        ("Working directory: /home/a", "Working directory: /srv/b", "cwd"),
+        ("Current branch: main", "Current branch: fix-7", "git"),
+        ("HEAD is 3fa9d2c", "HEAD is 9bc01e4", "id"),
+        ("Session id: abc", "Session id: xyz", "id"),
+        ("run 0f8fad5b-d9cb-469f-a165-70867728950e", "run 7c9e6679-7425-40de-944b-e07fc1f90ae7", "id"),
+    ],
+)
+def test_the_classes_of_what_may_move(line: str, other: str, kind: str) -> None:
+    run = Run("anthropic/claude-opus-5")
+    run.send(messages("", text=system("-", line)))
+    out, shaped = run.send(messages("", text=system("-", other)))
+    assert shaped.moved == (other.encode(),)
+    assert kind in classes_of(other.encode())
+    # it was the last line: no empty one stays behind
+    assert msgspec.json.decode(out)["system"] == system("-")
+
+
+@pytest.mark.parametrize("other", ["The user is Bob.", "Answer in French.", "Use 4 tools at most."])
+def test_what_is_of_no_volatile_class_stays_however_often_it_changes(other: str) -> None:
+    run = Run("anthropic/claude-opus-5")
+    for line in ("The user is Ann.", other, "The user is Cid."):
+        body = messages("", text=system("9:14", line))
+        assert run.send(body)[0] == body
+
+
+def test_a_volatile_line_that_never_changes_stays() -> None:
+    run = Run("anthropic/claude-opus-5")
+    for n in range(3):
+        body = messages("", {"role": "assistant", "content": str(n)}, {"role": "user", "content": "go"})
+        assert run.send(body)[0] == body
+
+
+RESULT = [{"type": "tool_result", "tool_use_id": "t", "content": "9:14 cwd: /x"}]
+CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+REMINDER = {"type": "text", "text": "<system-reminder>\nThe time is 9:15.\n</system-reminder>"}
+
+
+def test_without_system_turns_it_is_a_block_of_the_last_user_turn_and_never_inside_a_tool_result() -> None:
+    run = Run("anthropic/claude-sonnet-5")
+    run.send(messages("9:14"))
+    for said, content in (
+        ((), [{"type": "text", "text": "Fix the build."}, REMINDER]),
+        ((CALL, {"role": "user", "content": RESULT}), [*RESULT, REMINDER]),
+    ):
+        out, shaped = run.send(messages("9:15", *said))
+        assert shaped.applied == (Transform.RELOCATE,)
+        assert msgspec.json.decode(out)["messages"][-1]["content"] == content
+
+
+def test_chat_and_responses() -> None:
+    said: list[dict[str, Any]] = [{"role": "user", "content": "Fix the build."}]
+    tool: list[dict[str, Any]] = [*said, {"role": "assistant", "content": None, "tool_calls": [{"id": "t"}]}]
+    tool.append({"role": "tool", "tool_call_id": "t", "content": "9:14"})
+
+    def chat(clock: str, turns: list[dict[str, Any]]) -> bytes:
+        return compact({"model": "m", "messages": [{"role": "system", "content": system(clock)}, *turns]})
+
+    for target, tail in (
+        ("openai/gpt-6-sol", {"role": "system", "content": "The time is 9:15."}),
+        ("vllm/m", {"role": "user", "content": REMINDER["text"]}),
+    ):
+        run = Run(target, Operation.CHAT)
+        run.send(chat("9:14", said))
+        out, _ = run.send(chat("9:15", tool))
+        stable = {"role": "system", "content": "\n".join(RULES)}
+        assert msgspec.json.decode(out)["messages"] == [stable, *tool, tail]
+
+    def responses(clock: str) -> bytes:
+        return compact({"model": "m", "instructions": system(clock), "input": said})
+
+    run = Run("openai/gpt-6-sol", Operation.RESPONSES)
+    run.send(responses("9:14"))
+    found = msgspec.json.decode(run.send(responses("9:15"))[0])
+    assert found["instructions"] == "\n".join(RULES)
+    assert found["input"] == [*said, {"role": "developer", "content": "The time is 9:15."}]
+
+
+def test_nothing_moves_behind_an_answer_or_where_nothing_would_be_left() -> None:
+    run = Run("anthropic/claude-opus-5")
+    run.send(messages("9:14"))
+    prefilled = messages("9:15", {"role": "assistant", "content": "The"})
+    assert run.send(prefilled)[0] == prefilled
+    run = Run("anthropic/claude-opus-5")
+    for clock in ("9:14", "9:15", "9:16"):
+        blocks = [{"type": "text", "text": f"It is {clock}."}, {"type": "text", "text": "\n".join(RULES)}]
+        body = messages("", text=blocks)
+        assert run.send(body)[0] == body
+
+
+def test_a_clock_in_every_message_of_the_user_is_the_user_s() -> None:
+    run = Run("anthropic/claude-opus-5")
+    for clock in ("9:14", "9:15"):
+        body = messages(
+            "-", {"role": "assistant", "content": "ok"}, {"role": "user", "content": f"It is {clock}."}
+        )
+        assert run.send(body)[0] == body
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lines=st.lists(
+        st.sampled_from(
+            [
+                "at 9:14",
+                "at 10:02",
+                "C:\\new\\n",
+                'say "hi"',
+                "größer ✓",
+                "\u2028",
+                "",
+                "cwd: /a",
+                "cwd: /b",
+                "\\",
+                "x" * 1_200,
+            ]
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+    changed=st.lists(st.sampled_from(["9:59", "/c"]), min_size=12, max_size=12),
+    as_blocks=st.booleans(),
+    target=st.sampled_from(["anthropic/claude-opus-5", "anthropic/claude-sonnet-5"]),
+)
+def test_the_model_reads_every_line_and_all_can_be_put_back(
+    lines: list[str], changed: list[str], as_blocks: bool, target: str
+) -> None:
+    def told(texts: list[str]) -> bytes:
+        text: Any = "\n".join(texts)
+        if as_blocks:
+            half = len(texts) // 2
+            text = [{"type": "text", "text": "\n".join(part)} for part in (texts[:half], texts[half:], RULES)]
+        return messages("", text=text, pad="x" * 2_000)
+
+    run = Run(target)
+    run.send(told(lines))
+    others = [
+        line[:3] + c if line.startswith("at") else f"cwd: {c}" if line.startswith("cwd") else line
+        for line, c in zip(lines, changed, strict=False)
+    ]
+    body = told(others)
+    out, shaped = run.send(body)
+    assert len(msgspec.json.decode(out)["messages"]) in (1, 2)
+    moved = [msgspec.json.decode(b'"%b"' % line, type=str) for line in shaped.moved]
+    read = json.dumps(msgspec.json.decode(out)["system"]) + json.dumps(msgspec.json.decode(out)["messages"])
+    assert all(json.dumps(line)[1:-1] in read for line in others)
+    assert set(moved) <= {o for o, line in zip(others, lines, strict=True) if o != line}
+    # the inverse: what was cut is what stands at the end, so cutting the end and putting it back restores the body
+    back, lines_left, shift = out, list(shaped.moved), 0
+    for start, end, text in sorted(shaped.splices):
+        at = start + shift
+        assert back[at : at + len(text)] == text
+        back = back[:at] + body[start:end] + back[at + len(text) :]
+        if not text:
+            for cut in body[start:end].split(b"\\n"):
+                if cut and lines_left and cut == lines_left[0]:
+                    lines_left.pop(0)
+    assert back == body
+    assert [line for line in lines_left if line] == [] or b"\\\\" in body
+
+
+def test_at_the_demo_provider_a_clock_costs_the_history_at_safe_and_nothing_at_relocate() -> None:
+    for model in ("demo-large", "demo-small", "demo-fast"):
+        reads = {}
+        for level in (Level.SAFE, Level.RELOCATE):
+            played = Played(model, level)
+            turns: list[dict[str, Any]] = [{"role": "user", "content": "Fix it. " * 2_000}]
+            splits = []
+            for step in range(6):
+                body = {
+                    "model": "m",
+                    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+                    "messages": [{"role": "system", "content": system(f"9:1{step}")}, *turns],
+                }
+                splits.append(played.send(Operation.CHAT, compact(body)))
+                played.now_s += 20
+                turns += [
+                    {"role": "assistant", "content": f"step {step}"},
+                    {"role": "user", "content": f"go on {step} " * 20},
+                ]
+            reads[level] = [s.cache_read for s in splits]
+        # the second request teaches the line, the third writes the prompt without it, from there on all is read
+        assert reads[Level.SAFE] == [0] * 6
+        assert [r > 0 for r in reads[Level.RELOCATE]] == [False, False, True, True, True, True], model
+        assert reads[Level.RELOCATE][-1] > 4_096
