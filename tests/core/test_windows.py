@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
-from zoneinfo import TZPATH, ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given
@@ -132,50 +131,93 @@ def test_a_local_hour_is_cut_where_clocks_change_inside_it() -> None:
     )
 
 
-def _days_to_try(zone: ZoneInfo) -> list[date]:
-    """The first of each month of 2020 to 2040, and the days around every change of the zone's offset."""
+#: (when, seconds east of Greenwich from then on), for all of 2020 to 2040
+Clock = tuple[tuple[int, int], ...]
+FIRST_S, LAST_S, WEEK_S = (int(datetime(y, 1, 1, tzinfo=UTC).timestamp()) for y in (2020, 2041, 1970))
+WEEK_S += 7 * 86_400
+
+
+def _offset_s(zone: ZoneInfo, at_s: int) -> int:
+    return int((datetime.fromtimestamp(at_s, zone).utcoffset() or timedelta()).total_seconds())
+
+
+def _clock(zone: ZoneInfo) -> Clock:
+    """Found by looking every week, and then by halves."""
+    found = [(FIRST_S, _offset_s(zone, FIRST_S))]
+    for week_s in range(FIRST_S + WEEK_S, LAST_S, WEEK_S):
+        offset_s = _offset_s(zone, week_s)
+        if offset_s != found[-1][1]:
+            low, high = week_s - WEEK_S, week_s
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if _offset_s(zone, middle) == offset_s else (middle, high)
+            found.append((high, offset_s))
+    return tuple(found)
+
+
+def _different_clocks() -> dict[Clock, str]:
+    """A zone for each: most zones go like another one in these years."""
+    return {_clock(ZoneInfo(name)): name for name in sorted(available_timezones())}
+
+
+def _days_to_try(clock: Clock) -> list[date]:
+    """The first of each month of 2020 to 2040, and the days around every change."""
     days = {date(year, month, 1) for year in range(2020, 2041) for month in range(1, 13)}
-    week, before = datetime(2020, 1, 1, tzinfo=UTC), None
-    while week.year < 2041:
-        offset = week.astimezone(zone).utcoffset()
-        if before is not None and offset != before:
-            changed = next(d for n in range(7) if (d := week - timedelta(days=n)).astimezone(zone).utcoffset() == offset
-                           and (d - timedelta(days=1)).astimezone(zone).utcoffset() != offset)  # fmt: skip
-            days |= {(changed + timedelta(days=n)).date() for n in (-2, -1, 0, 1)}
-        week, before = week + timedelta(days=7), offset
+    for at_s, offset_s in clock[1:]:
+        changed = datetime.fromtimestamp(at_s + offset_s, UTC).date()
+        days |= {changed + timedelta(days=n) for n in (-2, -1, 0, 1)}
     return sorted(days)
 
 
-def _distinct_zones() -> list[str]:
-    """One name per content of the time zone database: nearly half of the names are links."""
-    by_content = {}
-    for name in sorted(available_timezones()):
-        path = next((p for root in TZPATH if (p := Path(root) / name).is_file()), None)
-        by_content[name if path is None else path.read_bytes()] = name
-    return list(by_content.values())
+def local_date(zone: ZoneInfo, at_ms: int) -> date:
+    return datetime.fromtimestamp(at_ms // 1_000, zone).date()
 
 
 def test_every_zone_has_neither_gap_nor_overlap_from_2020_to_2040() -> None:
     problems: list[tuple[str, Unit, date]] = []
-    names = _distinct_zones()
-    for name in names:
+    clocks = _different_clocks()
+    for clock, name in clocks.items():
         zone = ZoneInfo(name)
-        windows = {unit: Calendar(unit, name) for unit in (Unit.DAY, Unit.MONTH)}
-        for day in _days_to_try(zone):
+        windows = {unit: Calendar(unit, name) for unit in (Unit.DAY, Unit.WEEK, Unit.MONTH)}
+        for day in _days_to_try(clock):
             noon = int(datetime(day.year, day.month, day.day, 12, tzinfo=zone).timestamp()) * 1_000
-            for unit in (Unit.MONTH,) if day.day == 1 else (Unit.DAY,):
+            for unit in (Unit.MONTH,) if day.day == 1 else (Unit.DAY, Unit.WEEK):
                 start, end = bounds(windows[unit], noon)
                 assert end is not None
                 inside = start <= noon < end
                 joined = (
                     bounds(windows[unit], end - 1) == (start, end) and bounds(windows[unit], end)[0] == end
                 )
+                # It begins with the first instant that has its date, wherever clocks stand then.
+                first = day - timedelta(days=day.weekday()) if unit is Unit.WEEK else day
+                begins = local_date(zone, start) == first > local_date(zone, start - 1)
                 # Antarctic stations change by up to three hours.
-                plausible = unit is Unit.MONTH or 21 * HOUR_MS <= end - start <= 27 * HOUR_MS
-                if not (inside and joined and plausible):
+                plausible = unit is not Unit.DAY or 21 * HOUR_MS <= end - start <= 27 * HOUR_MS
+                if not (inside and joined and begins and plausible):
                     problems.append((name, unit, day))
     assert problems == []
-    assert len(names) > 300
+    assert len(clocks) > 70
+
+
+def test_where_clocks_change_one_window_ends_where_the_next_begins() -> None:
+    """Every week and month of these years, and every day of the first four."""
+    changing = [name for clock, name in _different_clocks().items() if len(clock) > 1]
+    lasts = {
+        Unit.DAY: (21, 27, FIRST_S + 4 * 366 * 86_400),
+        Unit.WEEK: (165, 171, LAST_S),
+        Unit.MONTH: (28 * 24 - 3, 31 * 24 + 3, LAST_S),
+    }
+    for name in changing:
+        for unit, (least_h, most_h, until_s) in lasts.items():
+            window = Calendar(unit, name)
+            _, end = bounds(window, FIRST_S * 1_000)
+            while end is not None and end < until_s * 1_000:
+                before = end
+                start, end = bounds(window, before)
+                assert end is not None
+                assert start == before, f"{name}: after {before} a {unit} begins at {start}"
+                assert least_h * HOUR_MS <= end - start <= most_h * HOUR_MS, f"{name}: {start} to {end}"
+    assert len(changing) > 40
 
 
 @given(st.integers(0, 2**41), st.sampled_from(list(Unit)), st.sampled_from(sorted(available_timezones())))
