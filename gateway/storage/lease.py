@@ -20,15 +20,21 @@ _REGISTER = Sql(
     "VALUES ($1, 1, now_ms(), now_ms() + $2) ON CONFLICT (replica_id) DO UPDATE SET "
     "epoch = replica.epoch + 1, started_at_ms = now_ms(), expires_at_ms = now_ms() + $2 RETURNING epoch"
 )
+#: Said once, of the runs that ended just now: those before them have ended before, however often this one starts.
+_ORPHAN = Sql(
+    "UPDATE hold SET orphaned_at_ms = now_ms() WHERE replica_id = $1 AND state = 'held' AND replica_epoch < $2 "
+    "AND orphaned_at_ms IS NULL"
+)
 _EXPIRE_OTHERS = Sql("UPDATE replica SET expires_at_ms = 0 WHERE replica_id <> $1 AND expires_at_ms > 0")
 _RENEW = Sql(
     "UPDATE replica SET expires_at_ms = now_ms() + $3 WHERE replica_id = $1 AND epoch = $2 RETURNING epoch"
 )
-#: A former run of a replica is dead since the next one started, its last run since its lease ended.
+#: A former run of a replica is dead since the next one started (which its holds say), its last one since its lease
+#: ended.
 _DEAD_HOLDS = Sql(
     "SELECT h.attempt, h.amount_nano_usd FROM hold h LEFT JOIN replica r ON r.replica_id = h.replica_id "
-    "WHERE h.state = 'held' AND $1 <= now_ms() - CASE WHEN r.epoch > h.replica_epoch THEN r.started_at_ms "
-    "WHEN r.epoch = h.replica_epoch THEN r.expires_at_ms ELSE h.created_at_ms END "
+    "WHERE h.state = 'held' AND $1 <= now_ms() - CASE WHEN h.orphaned_at_ms IS NOT NULL THEN h.orphaned_at_ms "
+    "WHEN r.epoch > h.replica_epoch THEN r.started_at_ms WHEN r.epoch = h.replica_epoch THEN r.expires_at_ms ELSE h.created_at_ms END "
     "ORDER BY h.attempt_id LIMIT 256 FOR UPDATE OF h SKIP LOCKED"
 )
 #: Attempt ids sort by time, so the oldest holds are found by their key.
@@ -47,6 +53,8 @@ _attempt = msgspec.json.Decoder(Attempt)
 def register(replica_id: str, ttl_ms: int, alone: bool) -> Tx[Lease]:
     """Begin a run. `alone`: no other replica can be alive (SQLite), so their leases end now."""
     epoch = (yield Fetch(_REGISTER, (replica_id, ttl_ms)))[0][0]
+    # Behind the lock of its row, which every admission shares: what former runs have admitted is there to be seen.
+    yield Fetch(_ORPHAN, (replica_id, epoch))
     if alone:
         yield Fetch(_EXPIRE_OTHERS, (replica_id,))
     return Lease(replica_id, epoch)

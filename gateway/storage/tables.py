@@ -194,6 +194,7 @@ hold = Table(
     _int("created_at_ms"),
     _text("attempt"),  # JSON of core.entry.Attempt: enough to charge it without its owner
     _text_or("answer", "{}"),  # JSON of core.entry.Granted
+    _int("orphaned_at_ms", null=True),  # when the next run of its replica started
     Index(
         "ix_hold_open",
         "replica_id",

@@ -1,4 +1,4 @@
-"""What breakers saw and did, and who let the tasks that they stopped go on."""
+"""What breakers saw and did, and who let the tasks that they stopped go on; since when a hold has no owner."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -27,7 +27,9 @@ def upgrade() -> None:
     op.create_index("ix_breaker_event_at_ms", "breaker_event", ["at_ms"], unique=False)
     op.create_index("ix_breaker_event_revision", "breaker_event", ["revision"], unique=False)
     op.create_index("ix_breaker_event_task_id_at_ms", "breaker_event", ["task_id", "at_ms"], unique=False)
+    op.add_column("hold", sa.Column("orphaned_at_ms", sa.BigInteger(), nullable=True))
 
 
 def downgrade() -> None:
+    op.execute("ALTER TABLE hold DROP COLUMN orphaned_at_ms")
     op.drop_table("breaker_event")

@@ -325,8 +325,10 @@ class Checker:
     def _check_reaping(self, hold: Hold, session: Session) -> None:
         """By the lease as it was at some moment of the transaction that charged it."""
         shortest_ms: int | None = None
-        for row in [r for r in self._leases[hold.replica_id] if r.until_ms >= session.began_ms]:
-            dead_since_ms = row.started_ms if row.epoch > hold.epoch else row.expires_ms
+        leases = self._leases[hold.replica_id]
+        for row in [r for r in leases if r.until_ms >= session.began_ms]:
+            later = [r.started_ms for r in leases if r.epoch > hold.epoch]
+            dead_since_ms = min(later) if row.epoch > hold.epoch else row.expires_ms
             dead_ms = self._store.clock_ms() - dead_since_ms
             shortest_ms = dead_ms if shortest_ms is None else max(shortest_ms, dead_ms)
         if shortest_ms is None or shortest_ms < self._grace_ms:

@@ -167,6 +167,11 @@ MISSING = (
         frozenset({"task"}),
         lambda: Edited((" AND (state_reason NOT LIKE 'summed up by %'", " AND (state_reason LIKE '%'")),
     ),
+    MissingGuard(
+        "the moment at which a former run ended: every start puts it off",
+        frozenset({"I2"}),
+        lambda: Edited(("CASE WHEN h.orphaned_at_ms IS NOT NULL THEN h.orphaned_at_ms WHEN", "CASE WHEN")),
+    ),
     MissingGuard("the journal", frozenset({"I2", "leak"}), ledger=KeepsNoJournal),
     MissingGuard(
         "the hold that comes back when its caller has left", frozenset({"leak"}), ledger=GivesNothingBack

@@ -370,9 +370,8 @@ class World:
         if left:
             self.checker.violated("journal", f"left behind: {left}")
         await asyncio.sleep(LEASE_TTL_S + self.schedule.grace_s + 1)
-        # Under a name of its own: a name that is used again makes its former holds wait for another grace.
-        heir = self.schedule.replicas
-        self._journals[heir] = self._directory / "heir"
+        # Under a name that was used before: starting again must not make its former holds wait for another grace.
+        heir = 0
         self._launch(heir)
         await self._until(lambda: self.current[heir].ready)
         process = self.current[heir]

@@ -60,9 +60,26 @@ async def test_a_restart_does_not_charge_at_once_what_the_last_run_held(
         await reserve(ledger, attempt(), 400)
     async with opened(postgres_url, tmp_path) as (ledger, database, _):
         assert await ledger.reap(600_000) == 0
-        await run(database, "UPDATE replica SET started_at_ms = started_at_ms - 600000")
+        await run(database, "UPDATE hold SET orphaned_at_ms = orphaned_at_ms - 600000")
         assert await ledger.reap(600_000) == 1
         assert await entries(database) == [("charge_unknown", 400, "replica_lost")]
+
+
+async def test_a_replica_that_starts_again_and_again_does_not_put_off_what_its_first_run_held(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with opened(postgres_url, tmp_path) as (ledger, _, _):
+        await reserve(ledger, attempt(), 400)
+    async with opened(postgres_url, tmp_path) as (ledger, database, _):
+        await reserve(ledger, attempt(), 30)
+        await run(database, "UPDATE hold SET orphaned_at_ms = orphaned_at_ms - 600000")
+    async with opened(postgres_url, tmp_path):
+        pass
+    async with opened(postgres_url, tmp_path) as (ledger, database, _):
+        assert await ledger.reap(600_000) == 1
+        assert await entries(database) == [("charge_unknown", 400, "replica_lost")], (
+            "and not the second run's"
+        )
 
 
 async def test_on_sqlite_the_next_start_charges_all_holds_of_former_runs(
