@@ -55,9 +55,15 @@ class Gateway(Protocol):
     async def serve(self, incoming: Incoming, steps: Steps) -> Answer: ...
 
 
-class Explain(Protocol):
-    async def __call__(self, request_id: str, key: KeyRecord) -> Mapping[str, object]:
-        """How one request of that key fared with its provider's cache; `NotFound` for one of anybody else."""
+class PrefixDesk(Protocol):
+    """Knows how requests fared with their providers' caches (`storage.explained`)."""
+
+    async def request(self, request_id: str, key: KeyRecord) -> Mapping[str, object]:
+        """One request of that key; `NotFound` for one of anybody else."""
+        ...
+
+    async def task(self, task_id: str) -> Mapping[str, object]:
+        """What a task lost and saved."""
         ...
 
 
@@ -106,11 +112,11 @@ class Edge:
         on_done: Callable[[Done], None],
         on_fault: Callable[[str, BaseException], None],
         tasks: TaskDesk | None = None,
-        prefix: Explain | None = None,
+        prefix: PrefixDesk | None = None,
     ) -> None:
         self._gateway = gateway
         self._tasks = tasks
-        self._explain = prefix
+        self._prefix = prefix
         self._options = options
         self._monotonic = monotonic
         self._new_request_id = new_request_id
@@ -353,13 +359,15 @@ class Edge:
         status, doc = await answer_task(self._tasks, caller.key, verb, target.name, body)
         done.status, done.task_id = status, str(doc["id"])
         written = msgspec.json.encode(doc)
+        if verb == "show" and self._prefix is not None:
+            doc["cache"] = await self._prefix.task(done.task_id)
         done.bytes_out = len(written)
         return Whole(status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], written)
 
     async def _explained(self, target: Target, caller: Caller, done: Done) -> web.StreamResponse:
-        if self._explain is None:
+        if self._prefix is None:
             raise NotFound("nothing is kept about requests here")
-        body = msgspec.json.encode(await self._explain(target.name, caller.key))
+        body = msgspec.json.encode(await self._prefix.request(target.name, caller.key))
         done.status, done.bytes_out = HTTPStatus.OK, len(body)
         return Whole(done.status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], body)
 

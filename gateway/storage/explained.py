@@ -9,6 +9,7 @@ from gateway.core.catalog import Catalog
 from gateway.core.errors import NotFound
 from gateway.core.identity import KeyRecord
 from gateway.core.misses import rules_for
+from gateway.core.money import usd_text
 from gateway.core.prefix_report import attempt_report
 from gateway.storage import reports
 from gateway.storage.database import Database
@@ -50,6 +51,24 @@ class Explained:
                     kept=now_ms - e["at_ms"] < KEEP_MISSES_MS,
                 )
                 for e in entries
+            ],
+        }
+
+    async def task(self, task_id: str) -> dict[str, Any]:
+        """What a task lost to prompts that were not read from a cache, by cause, and what caches saved it."""
+        rows = await reports.misses(self._database, by=(), task_id=task_id)
+        cost, list_cost = await reports.task_costs(self._database, task_id)
+        return {
+            "saved_usd": usd_text(list_cost - cost),
+            "lost_usd": usd_text(sum(row.lost_nano_usd for row in rows)),
+            "misses": [
+                {
+                    "cause": row.cause,
+                    "attempts": row.attempts,
+                    "lost_tokens": row.lost_tokens,
+                    "lost_usd": usd_text(row.lost_nano_usd),
+                }
+                for row in rows
             ],
         }
 

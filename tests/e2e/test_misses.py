@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from gateway.core.explanation import advice
+from gateway.core.money import usd_text
 from gateway.settings import ensure_pepper
 from gateway.storage import reports
 from gateway.storage.accounts import Accounts
@@ -127,6 +129,43 @@ async def test_what_a_higher_level_would_have_kept_from_happening_is_told_and_do
         "safe",
         "relocate",
     )
+
+
+async def test_a_task_shows_what_it_lost_and_saved(agent: Agent) -> None:
+    await agent.step("one")
+    agent.tools.reverse()
+    (lost,) = (await agent.why(await agent.step("two")))["attempts"]
+    await agent.step("three")
+    await agent.gw.app.quiet()
+    async with agent.gw.http.get("/v1/tasks/run") as answer:
+        cache = (await answer.json())["cache"]
+    assert (cache["lost_usd"], cache["misses"]) == (
+        lost["lost_usd"],
+        [
+            {
+                "cause": "tools_reordered",
+                "attempts": 1,
+                "lost_tokens": lost["tokens"]["lost"],
+                "lost_usd": lost["lost_usd"],
+            }
+        ],
+    )
+    assert cache["saved_usd"] == usd_text(
+        sum(e["list_cost_nano_usd"] - e["amount_nano_usd"] for e in await agent.gw.entries())
+    )
+
+
+async def test_of_what_is_kept_nothing_is_text_of_a_prompt(agent: Agent, sqlite_url: str) -> None:
+    await agent.step("one secret question")
+    agent.system = SYSTEM.replace("rule 7:", "it is 9:14:")
+    await agent.step("two")
+    await agent.gw.app.quiet()
+    assert len(await reports.misses(agent.gw.app.database, by=("task",))) == 1
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    stored = b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+    assert b"system_line_changed" in stored
+    for text in (b"9:14", b"short sentence", b"secret question", b"write a file"):
+        assert text not in stored
 
 
 async def test_a_key_sees_its_own_requests_and_the_operator_all(agent: Agent) -> None:
