@@ -368,7 +368,7 @@ class App:
                 task_limit_nano_usd=settings.task_budget_nano_usd,
                 on_change=self.store_changed,
             ),
-            prefix=self._explained(),
+            prefix=self._explained().request,
         )
         self.metrics.gauge(
             "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)
@@ -444,6 +444,13 @@ class App:
                 verify=lambda given: "admin" if hmac.compare_digest(given.encode(), token.encode()) else None,
                 readiness=self.readiness,
                 metrics=lambda: (CONTENT_TYPE, self.metrics.render()),
+                accounts=lambda actor: Accounts(self.database, actor=actor),
+                team=Team,
+                usage=partial(reports.usage, self.database),
+                entries=partial(reports.entries, self.database),
+                prefix=self._explained(),
+                misses=partial(reports.misses, self.database),
+                tasks=lambda actor: TaskDesk(self.database, actor=actor, pepper=pepper),
                 on_change=self.store_changed,
                 pepper=pepper,
                 catalog=world.catalog,
