@@ -22,6 +22,7 @@ from gateway import app, workers
 from gateway import settings as config
 from gateway.commands.database import declare
 from gateway.core.errors import Unavailable
+from gateway.reload import told
 from gateway.settings import Listen, Settings, ensure_pepper
 from gateway.storage import schema
 from gateway.storage.accounts import Accounts
@@ -41,7 +42,8 @@ def main(settings: Settings, *, config_path: Path | None, first_run: bool) -> in
     """Serve until SIGTERM or SIGINT. Raises `ConfigError`, `SchemaMismatch`, `CannotStart`, `Unavailable`."""
     if settings.workers > 1:
         return uvloop.run(_serve_many(settings, config_path, first_run))
-    return uvloop.run(_serve_one(settings, first_run, replica=_replica(settings, 0), shared_port=False))
+    read = partial(config.load, config_path, config.environment())
+    return uvloop.run(_serve_one(settings, read, first_run, replica=_replica(settings, 0), shared_port=False))
 
 
 def demo(settings: Settings, *, steps: int, json_out: bool) -> int:
@@ -55,7 +57,10 @@ def _replica(settings: Settings, index: int) -> str:
     return f"{socket.gethostname()}-{settings.listen.port}-{index}"
 
 
-async def _serve_one(settings: Settings, first_run: bool, *, replica: str, shared_port: bool) -> int:
+async def _serve_one(
+    settings: Settings, read: Callable[[], Settings], first_run: bool, *, replica: str, shared_port: bool
+) -> int:
+    """Serve until a signal; SIGHUP reads the configuration anew."""
     configure(settings.log_level.value.upper())
     keep_large_blocks()
     _refuse_to_be_second(settings)
@@ -73,6 +78,8 @@ async def _serve_one(settings: Settings, first_run: bool, *, replica: str, share
                 gc.freeze()
                 # A request makes hundreds of short-lived objects, and few cycles.
                 gc.set_threshold(20_000, 20, 50)
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, _reload, running, read)
                 if not shared_port:
                     say_hello(ready, running.edge.port, running.admin_port, key)
                 await ending.wait()
@@ -83,6 +90,13 @@ async def _serve_one(settings: Settings, first_run: bool, *, replica: str, share
                 f"cannot listen on {ready.listen} or {ready.admin_listen}: {e.strerror or e}"
             ) from e
     return 0
+
+
+def _reload(running: app.App, read: Callable[[], Settings]) -> None:
+    try:
+        told(running.reload(read))
+    except config.ConfigError as error:
+        told(error)
 
 
 def _refuse_to_be_second(settings: Settings) -> None:
@@ -158,14 +172,15 @@ def worker(spec_text: str) -> int:
     """One of several processes; started by `_serve_many` only, which starts it again if it cannot."""
     spec = json.loads(spec_text)
     try:
-        settings = config.load(Path(spec["config"]) if spec["config"] else None, config.environment())
+        path = Path(spec["config"]) if spec["config"] else None
+        read = partial(config.load, path, config.environment())
         settings = dataclasses.replace(
-            settings, listen=Listen(*spec["listen"]), admin_listen=Listen(*spec["admin"]), workers=1
+            read(), listen=Listen(*spec["listen"]), admin_listen=Listen(*spec["admin"]), workers=1
         )
         if spec["demo_url"]:
             settings = settings.with_demo_at(spec["demo_url"])
         replica = _replica(settings, spec["index"])
-        return uvloop.run(_serve_one(settings, False, replica=replica, shared_port=True))
+        return uvloop.run(_serve_one(settings, read, False, replica=replica, shared_port=True))
     except (CannotStart, config.ConfigError, schema.SchemaMismatch, Unavailable) as e:
         print(f"worker {spec['index']} cannot start: {e}", file=sys.stderr, flush=True)
         return 1

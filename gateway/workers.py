@@ -1,6 +1,6 @@
 """Several worker processes on one port: the kernel spreads connections (SO_REUSEPORT), a parent watches.
 
-The parent serves nothing. It passes SIGTERM and SIGINT on, restarts a worker that dies (with a growing pause, so
+The parent serves nothing. It passes SIGTERM, SIGINT and SIGHUP on, restarts a worker that dies (with a growing pause, so
 that a worker which cannot start does not spin), and ends when all have ended.
 """
 
@@ -37,16 +37,28 @@ async def supervise(command: Callable[[int], Command], count: int, grace_s: floa
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    running: dict[int, asyncio.subprocess.Process] = {}
+    loop.add_signal_handler(signal.SIGHUP, _pass_on, running, signal.SIGHUP)
     async with asyncio.TaskGroup() as group:
         ends = [
-            group.create_task(_keep(command, index, stopping, grace_s), name=f"worker {index}")
+            group.create_task(_keep(command, index, stopping, grace_s, running), name=f"worker {index}")
             for index in range(count)
         ]
     return 1 if any(end.result() for end in ends) else 0
 
 
+def _pass_on(running: dict[int, asyncio.subprocess.Process], number: signal.Signals) -> None:
+    for child in running.values():
+        if child.returncode is None:
+            child.send_signal(number)
+
+
 async def _keep(
-    command: Callable[[int], Command], index: int, stopping: asyncio.Event, grace_s: float
+    command: Callable[[int], Command],
+    index: int,
+    stopping: asyncio.Event,
+    grace_s: float,
+    running: dict[int, asyncio.subprocess.Process],
 ) -> int:
     """One worker's life, restarts included. Returns its last exit code."""
     loop = asyncio.get_running_loop()
@@ -55,6 +67,7 @@ async def _keep(
         what = command(index)
         # Nothing is ever written: the worker ends when this end of the pipe is gone.
         child = await asyncio.create_subprocess_exec(*what.argv, env=what.env, stdin=asyncio.subprocess.PIPE)
+        running[index] = child
         began_s = loop.time()
         ended = asyncio.ensure_future(child.wait())
         asked = asyncio.ensure_future(stopping.wait())

@@ -21,7 +21,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "pipeline": frozenset({"core", "ports", "telemetry.steps"}),
     **dict.fromkeys(ADAPTERS, frozenset({"core", "ports", "telemetry.steps"})),
 }
-COMPOSERS = frozenset({"app", "alerts", "crash", "start", "demonstration", "workers", "cli", "commands"})
+COMPOSERS = frozenset(
+    {"app", "administration", "alerts", "crash", "reload", "start", "demonstration", "workers", "cli", "commands"}
+)
 IMPURE = frozenset({"asyncio", "os", "time", "random", "logging"})
 IO_LIBRARIES = frozenset(
     {"aiohttp", "sqlalchemy", "redis", "litellm", "asyncpg", "aiosqlite", "socket", "subprocess"}

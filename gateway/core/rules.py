@@ -204,11 +204,18 @@ class RuleSet:
     used: frozenset[str] = frozenset()
     #: "" or the model for what no rule matches, in place of the default tier
     default_model: str = ""
+    #: decisions are recorded and not acted upon
+    shadow: bool = False
     _first: Callable[[RuleContext, _Asked], int] | None = None
 
     @classmethod
     def compile(
-        cls, rules: Sequence[RuleText], default_tier: Tier = Tier.STANDARD, default_model: str = ""
+        cls,
+        rules: Sequence[RuleText],
+        default_tier: Tier = Tier.STANDARD,
+        default_model: str = "",
+        *,
+        shadow: bool = False,
     ) -> RuleSet:
         """Raises `RuleError` for the first rule that is malformed, misspelt or can never match."""
         compiled: list[_Compiled] = []
@@ -227,7 +234,9 @@ class RuleSet:
                 )
             compiled.append(rule)
         used = frozenset(name for rule in compiled for name in rule.program.variables())
-        return cls(tuple(compiled), default_tier, used & FIELDS.keys(), default_model, _together(compiled))
+        return cls(
+            tuple(compiled), default_tier, used & FIELDS.keys(), default_model, shadow, _together(compiled)
+        )
 
     def decide(self, context: RuleContext) -> Decision:
         """The first rule whose expression is true; a rule that fails is passed over and named in the decision."""

@@ -52,8 +52,6 @@ class Policy:
     expose_cost: bool = True
     #: Of keys that have no limits of their own.
     key_limit: RateLimit = field(default_factory=RateLimit)
-    #: Rules are evaluated and recorded, but do not decide.
-    shadow_rules: bool = False
 
 
 class Drains:

@@ -40,7 +40,7 @@ def rules_of(world: World, model: str) -> RuleSet | None:
 
 def _by_rules(world: World, x: Exchange, catalog: Catalog, rules: RuleSet, thread: Thread | None) -> Route:
     decision = decide(world, x, rules)
-    if world.policy.shadow_rules and decision.rule:
+    if rules.shadow and decision.rule:
         would = f"{decision.model or decision.tier}"
         plain = _target(world, x, catalog, _default(rules), thread)
         return replace(plain, rule=f"shadow:{decision.rule}", why=f"{plain.why}; would be {would}")

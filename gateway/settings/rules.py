@@ -19,13 +19,14 @@ def read_routing(root: Section, catalog: Catalog) -> Routing:
     mode = root.choice("mode", Mode, Mode.ACTIVE)
     virtual = root.section("virtual_models")
     names = frozenset(virtual.names)
-    rules = RuleSet.compile(_rules(root, catalog, names), catalog.default_tier)
-    found = {name: _virtual(name, entry, catalog, names) for name, entry in virtual.named()}
+    shadow = mode is Mode.SHADOW
+    rules = RuleSet.compile(_rules(root, catalog, names), catalog.default_tier, shadow=shadow)
+    found = {name: _virtual(name, entry, catalog, names, shadow) for name, entry in virtual.named()}
     _refuse_cycles(virtual, found)
     return Routing(mode, rules, found)
 
 
-def _virtual(name: str, entry: Section, catalog: Catalog, virtual: frozenset[str]) -> RuleSet:
+def _virtual(name: str, entry: Section, catalog: Catalog, virtual: frozenset[str], shadow: bool) -> RuleSet:
     if name == AUTO or name in _TIERS or name in catalog.by_model:
         what = "a model" if name in catalog.by_model else "one of the gateway's own names"
         entry.wrong("", f"{name!r} is {what} already")
@@ -34,7 +35,7 @@ def _virtual(name: str, entry: Section, catalog: Catalog, virtual: frozenset[str
     rules = _rules(entry, catalog, virtual)
     entry.done()
     tier = Tier(otherwise) if otherwise in _TIERS else catalog.default_tier
-    return RuleSet.compile(rules, tier, "" if otherwise in _TIERS else otherwise)
+    return RuleSet.compile(rules, tier, "" if otherwise in _TIERS else otherwise, shadow=shadow)
 
 
 def _rules(section: Section, catalog: Catalog, virtual: frozenset[str]) -> list[RuleText]:

@@ -10,7 +10,6 @@ import pytest
 from gateway.core.catalog import Deployment, Tier
 from gateway.core.prices import PriceRow, Rates
 from gateway.core.rules import Caps, RuleSet, RuleText, Switch
-from gateway.pipeline.exchange import Policy
 from gateway.pipeline.runs import labels_of
 from tests.support.recorder import Recorder, Script
 from tests.support.small_world import SmallWorld, key_record, provider
@@ -131,7 +130,7 @@ async def test_a_virtual_model_is_for_keys_that_may_use_it_or_what_it_leads_to()
 
 async def test_shadow_rules_are_recorded_and_do_nothing() -> None:
     rules = [RuleText("all", "true", SMALL)]
-    async with Recorder() as upstream, world(upstream, rules, policy=Policy(shadow_rules=True)) as gw:
+    async with Recorder() as upstream, world(upstream, rules, shadow=True) as gw:
         assert await ask(gw) == {
             "x-tier": "standard",
             "x-deployment": "big",

@@ -143,6 +143,7 @@ class SmallWorld:
     caching: CachingPolicy = field(default_factory=CachingPolicy)
     cache_rules: CacheRules = field(default_factory=CacheRules)
     rules: Sequence[RuleText] = ()
+    shadow: bool = False  # of the rules
     more_prices: Sequence[PriceRow] = ()
     virtual: Mapping[str, RuleSet] = field(default_factory=dict)
     failed_rules: list[str] = field(default_factory=list)
@@ -163,7 +164,7 @@ class SmallWorld:
         clock = SystemClock()
         rows = [PriceRow("up/m", "up/m@1", 0, RATES)] if self.price else []
         catalog, book = Catalog.of(tuple(self.deployments)), PriceBook.of([*rows, *self.more_prices])
-        rules = RuleSet.compile(list(self.rules), Tier.STANDARD)
+        rules = RuleSet.compile(list(self.rules), Tier.STANDARD, shadow=self.shadow)
         health: dict[str, HealthState] = {}
         self.world = World(
             clock=clock,
