@@ -104,6 +104,8 @@ def arguments(body: Mapping[str, Any], target: Target) -> Arguments:
             raise Untranslatable(f"provider '{target.provider}' has no counterpart for '{name}'", name)
     if isinstance(messages := kwargs.get("messages"), list) and not target.inner_system:
         kwargs["messages"] = keep_system_in_place(messages)
+    if isinstance(messages := kwargs.get("messages"), list) and target.claude and target.markers:
+        kwargs["messages"] = [mark_whole_result(message) for message in messages]
     if not target.markers:
         kwargs = {name: without_markers(value) for name, value in kwargs.items()}
     return Arguments(kwargs, tuple(dropped))
@@ -120,6 +122,23 @@ def without_markers(value: Any) -> Any:
             if k != "cache_control"
         }
     return value
+
+
+def mark_whole_result(message: Any) -> Any:
+    """A marker on the last part of a tool message, put on the message.
+
+    litellm leaves it on the text inside of the `tool_result`, and Anthropic caches at top-level blocks only.
+    """
+    if not isinstance(message, dict) or message.get("role") != "tool" or "cache_control" in message:
+        return message
+    content = message.get("content")
+    if not isinstance(content, list) or not content or not isinstance(content[-1], dict):
+        return message
+    marker = content[-1].get("cache_control")
+    if marker is None:
+        return message
+    last = {k: v for k, v in content[-1].items() if k != "cache_control"}
+    return {**message, "content": [*content[:-1], last], "cache_control": marker}
 
 
 def keep_system_in_place(messages: list[Any]) -> list[Any]:
