@@ -35,7 +35,8 @@ from gateway.jobs.sweeper import Sweeper
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex, Upstream
-from gateway.settings import ConfigError, LogLevel, Mode, Problem, Settings, ensure_pepper
+from gateway.reload import renewed
+from gateway.settings import ConfigError, LogLevel, Problem, Settings, ensure_pepper
 from gateway.storage import reports, schema
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.breaker_events import BreakerEvents
@@ -99,6 +100,7 @@ class App:
         self._tracing: Tracing | None = None
         self._traced: dict[str, list[TracedAttempt]] = {}
         self._randomness = Randomness()
+        self._secrets = _revealed(settings)
         self.metrics = Metrics(settings.catalog, version=__version__)
         self.watch = Watch()
         self._failed_rules: dict[tuple[str, ...], float] = {}
@@ -140,6 +142,15 @@ class App:
             _log.warning("%d attempts were still running at the end and were cut", cut)
         await self._stack.aclose()
 
+    def reload(self, read: Callable[[], Settings]) -> tuple[str, ...]:
+        """Take over what `reload.LIVE` names of the settings that `read` gives, between two requests; returns what
+        else has changed. Raises `ConfigError`, and everything stays as it is."""
+        self.settings, waiting = renewed(self.settings, read)
+        self._secrets.clear()
+        self._secrets.update(_revealed(self.settings))  # the senders hold this very dict
+        self.metrics.use_catalog(self.settings.catalog)
+        return waiting
+
     async def quiet(self, timeout_s: float = 30.0) -> None:
         """Wait until every attempt so far is posted: what the ledger says is then complete."""
         await self.requests.drain(timeout_s)
@@ -169,7 +180,7 @@ class App:
         stack.push_async_callback(self.ledger.close)
         keys = await SqlKeyStore.open(self.database, self.store_changed)
         stack.push_async_callback(keys.close)
-        secrets_by_name = {name: secret.reveal() for name, secret in settings.credentials.items()}
+        secrets_by_name = self._secrets
         upstream: Upstream = await self._upstreams(secrets_by_name)
         if crash is not None:
             upstream = crash.upstream(upstream)
@@ -210,12 +221,11 @@ class App:
         lookup = UsageLookup(credentials)
         await lookup.start()
         self._stack.push_async_callback(lookup.stop)
-        deployments = {d.name: d for d in settings.catalog.deployments}
         self.reconcile = Reconcile(
             uncertain=partial(uncertain, self.database),
             settle=self.ledger.settle,
-            deployments=lambda: deployments,
-            price_book=lambda: settings.prices,
+            deployments=lambda: {d.name: d for d in self.settings.catalog.deployments},
+            price_book=lambda: self.settings.prices,
             find=lookup.find,
             now_ms=self.clock.now_ms,
         )
@@ -277,21 +287,20 @@ class App:
             spawn=self.requests.spawn,
             random=randoms.random,
             new_id=self.new_id,
-            catalog=lambda: settings.catalog,
-            prices=lambda: settings.prices,
-            rules=lambda: settings.routing.rules,
-            virtual=lambda: settings.routing.virtual,
+            catalog=lambda: self.settings.catalog,
+            prices=lambda: self.settings.prices,
+            rules=lambda: self.settings.routing.rules,
+            virtual=lambda: self.settings.routing.virtual,
             rule_failed=self._rule_failed,
             health=states,
             pepper=pepper,
             policy=Policy(
                 expose_cost=settings.expose_cost,
                 key_limit=settings.limits,
-                shadow_rules=settings.routing.mode is Mode.SHADOW,
             ),
             drains=Drains(DRAINS_MAX),
             breakers=settings.breakers,
-            cache_rules=lambda: settings.cache_rules,
+            cache_rules=lambda: self.settings.cache_rules,
             caching=settings.caching,
             watch=self.watch,
             alert=self.alerts.breaker,
@@ -368,7 +377,7 @@ class App:
                 task_limit_nano_usd=settings.task_budget_nano_usd,
                 on_change=self.store_changed,
             ),
-            prefix=self._explained(),
+            prefix=self._explained().request,
         )
         self.metrics.gauge(
             "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)
@@ -448,7 +457,7 @@ class App:
                 team=Team,
                 usage=partial(reports.usage, self.database),
                 entries=partial(reports.entries, self.database),
-                prefix=self._explained().request,
+                prefix=self._explained(),
                 misses=partial(reports.misses, self.database),
                 tasks=lambda actor: TaskDesk(self.database, actor=actor, pepper=pepper),
                 on_change=self.store_changed,
@@ -478,6 +487,10 @@ class Randomness:
             self._pool, self._at = os.urandom(RANDOM_BYTES * 400), 0
         self._at += RANDOM_BYTES
         return self._pool[self._at - RANDOM_BYTES : self._at]
+
+
+def _revealed(settings: Settings) -> dict[str, str]:
+    return {name: secret.reveal() for name, secret in settings.credentials.items()}
 
 
 def _crash(settings: Settings) -> Crash | None:
