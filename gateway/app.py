@@ -377,7 +377,7 @@ class App:
                 task_limit_nano_usd=settings.task_budget_nano_usd,
                 on_change=self.store_changed,
             ),
-            prefix=self._explained().request,
+            prefix=self._explained(),
         )
         self.metrics.gauge(
             "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)
@@ -457,7 +457,7 @@ class App:
                 team=Team,
                 usage=partial(reports.usage, self.database),
                 entries=partial(reports.entries, self.database),
-                prefix=self._explained(),
+                prefix=self._explained().request,
                 misses=partial(reports.misses, self.database),
                 tasks=lambda actor: TaskDesk(self.database, actor=actor, pepper=pepper),
                 on_change=self.store_changed,
