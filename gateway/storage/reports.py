@@ -122,14 +122,14 @@ async def misses(
     return [MissRow(tuple(row[: len(by)]), *row[len(by) :]) for row in found]
 
 
-async def explanations(database: Database, request_id: str) -> dict[str, Explanation]:
-    """Why the attempts of a request read less than they could have, by attempt id. A hit is not in there."""
 async def task_costs(database: Database, task_id: str) -> tuple[int, int]:
     """(cost, cost of the same tokens without a cache) of a task, in nano-dollars; zeros if there is none."""
     rows = await _fetch(database, _TASK_COSTS, task_id)
     return tuple(rows[0]) if rows else (0, 0)
 
 
+async def explanations(database: Database, request_id: str) -> dict[str, Explanation]:
+    """Why the attempts of a request read less than they could have, by attempt id. A hit is not in there."""
     rows = await _fetch(database, _EXPLANATIONS, request_id)
     return {attempt_id: _explanation.decode(detail) for attempt_id, detail in rows}
 
@@ -224,9 +224,9 @@ def _misses_sql(by: Sequence[str]) -> str:
     )
 
 
+_TASK_COSTS = Sql("SELECT cost_nano_usd, list_cost_nano_usd FROM task WHERE task_id = $1")
 _EXPLANATIONS = Sql("SELECT attempt_id, detail FROM prefix_miss WHERE request_id = $1 ORDER BY at_ms")
 _explanation = msgspec.json.Decoder(Explanation)
-_TASK_COSTS = Sql("SELECT cost_nano_usd, list_cost_nano_usd FROM task WHERE task_id = $1")
 
 _ENTRIES = Sql(
     f"SELECT {', '.join(_ENTRY_COLUMNS)} FROM ledger "  # noqa: S608
