@@ -358,9 +358,9 @@ class Edge:
         done.bytes_in = len(body)
         status, doc = await answer_task(self._tasks, caller.key, verb, target.name, body)
         done.status, done.task_id = status, str(doc["id"])
-        written = msgspec.json.encode(doc)
         if verb == "show" and self._prefix is not None:
             doc["cache"] = await self._prefix.task(done.task_id)
+        written = msgspec.json.encode(doc)
         done.bytes_out = len(written)
         return Whole(status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], written)
 
