@@ -7,11 +7,9 @@ listening, drain requests, drain their settlements, close the stores.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
 import random
-import secrets
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -19,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway import __version__
-from gateway.admin.ports import AdminDeps
 from gateway.admin.server import AdminServer
+from gateway.administration import admin_deps
 from gateway.alerts import Alerts
 from gateway.core import health
 from gateway.core.breakers import Watch
@@ -37,8 +35,7 @@ from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex, Upstream
 from gateway.reload import renewed
 from gateway.settings import ConfigError, LogLevel, Problem, Settings, ensure_pepper
-from gateway.storage import reports, schema
-from gateway.storage.accounts import Accounts, Team
+from gateway.storage import schema
 from gateway.storage.breaker_events import BreakerEvents
 from gateway.storage.database import Database, SystemClock, open_database
 from gateway.storage.explained import Explained
@@ -50,7 +47,6 @@ from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
 from gateway.storage.own_tasks import OwnTasks
 from gateway.storage.task_owners import SqlTaskOwners
-from gateway.storage.tasks import Tasks as TaskDesk
 from gateway.storage.uncertain import uncertain
 from gateway.tasks import Tasks
 from gateway.telemetry.logs import AccessLog
@@ -447,26 +443,16 @@ class App:
         )
 
     async def _start_admin(self, world: World, pepper: bytes) -> None:
-        token = admin_token(self.settings)
         server = AdminServer(
-            AdminDeps(
-                verify=lambda given: "admin" if hmac.compare_digest(given.encode(), token.encode()) else None,
+            admin_deps(
+                self.settings,
+                self.database,
+                world,
+                pepper,
+                explained=self._explained(),
                 readiness=self.readiness,
                 metrics=lambda: (CONTENT_TYPE, self.metrics.render()),
-                accounts=lambda actor: Accounts(self.database, actor=actor),
-                team=Team,
-                usage=partial(reports.usage, self.database),
-                entries=partial(reports.entries, self.database),
-                prefix=self._explained().request,
-                misses=partial(reports.misses, self.database),
-                tasks=lambda actor: TaskDesk(self.database, actor=actor, pepper=pepper),
                 on_change=self.store_changed,
-                pepper=pepper,
-                catalog=world.catalog,
-                health=lambda: {
-                    name: state.status(self.clock.monotonic()).value for name, state in world.health.items()
-                },
-                monotonic=self.clock.monotonic,
                 on_fault=_fault,
             )
         )
@@ -501,28 +487,6 @@ def _crash(settings: Settings) -> Crash | None:
 
     _log.warning("TOLLHOUSE_CRASH_FILE is set: this process kills itself on order of %s", settings.crash_file)
     return Crash(settings.crash_file)
-
-
-def admin_token(settings: Settings) -> str:
-    """The configured admin key, else the one in `state_dir/admin-key` (mode 0600), made there the first time.
-
-    There is no default secret.
-    """
-    if settings.admin_key is not None:
-        return settings.admin_key.reveal()
-    path = settings.state_dir / "admin-key"
-    if not path.exists():
-        draft = path.with_name(f"admin-key.{os.getpid()}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"gwadm-{secrets.token_urlsafe(32)}\n")
-        try:
-            os.link(draft, path)  # of two workers that start at once one wins, and both read the same
-        except FileExistsError:
-            pass
-        finally:
-            os.unlink(draft)
-    return path.read_text("ascii").strip()
 
 
 def _discard(_: dict[str, object]) -> None:

@@ -22,7 +22,18 @@ ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys(ADAPTERS, frozenset({"core", "ports", "telemetry.steps"})),
 }
 COMPOSERS = frozenset(
-    {"app", "administration", "alerts", "crash", "reload", "start", "demonstration", "workers", "cli", "commands"}
+    {
+        "app",
+        "administration",
+        "alerts",
+        "crash",
+        "reload",
+        "start",
+        "demonstration",
+        "workers",
+        "cli",
+        "commands",
+    }
 )
 IMPURE = frozenset({"asyncio", "os", "time", "random", "logging"})
 IO_LIBRARIES = frozenset(

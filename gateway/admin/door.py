@@ -3,49 +3,61 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from gateway.admin.problems import Problem
+from gateway.core.offices import Admin, Right
 
 #: Wrong keys that an address may send before it is told to wait.
 FAILURES_PER_MIN = 10
 _ADDRESSES = 1_024
 _WINDOW_S = 60.0
+_TOKEN_CHARS_MAX = 512
 
 
 class Door:
-    """Tells the actor behind a request, or raises `Problem` (401, 429).
+    """Tells the admin behind a request, or raises `Problem` (401, 403, 429).
 
-    `verify` takes a token and returns the actor's name for the audit, or None; it must compare in constant
-    time. An address that failed too often gets 429 for wrong keys, but a right key always opens: keys are 256
-    random bits, so that what needs limiting is noise, and nobody may lock an operator out by making some.
+    `identify` takes a token and tells whose it is, or None; it must compare in constant time. An address that failed too
+    often gets 429 for wrong keys, but a right key always opens: keys are 256 random bits, so that what needs limiting is
+    noise, and nobody may lock an operator out by making some.
     """
 
     def __init__(
         self,
-        verify: Callable[[str], str | None],
+        identify: Callable[[str], Awaitable[Admin | None]],
         monotonic: Callable[[], float],
         per_min: int = FAILURES_PER_MIN,
     ) -> None:
-        self._verify = verify
+        self._identify = identify
         self._monotonic = monotonic
         self._per_min = per_min
         #: address -> (start of its window, failures in it); the oldest goes when there are too many
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
-    def actor(self, request: web.Request) -> str:
+    async def admin(self, request: web.Request, right: Right) -> Admin:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        actor = self._verify(token.strip()) if scheme.lower() == "bearer" and token else None
-        if actor is not None:
-            return actor
-        wait_s = self._fail(request.remote or "")
-        if wait_s is not None:
+        token = token.strip()
+        admin = None
+        if scheme.lower() == "bearer" and 0 < len(token) <= _TOKEN_CHARS_MAX:
+            admin = await self._identify(token)
+        if admin is None:
+            raise self._refusal(request.remote or "")
+        if not admin.may(right):
             raise Problem(
+                403, f"A key with the role {admin.role} does not do that here: it needs {_NEEDS[right]}."
+            )
+        return admin
+
+    def _refusal(self, address: str) -> Problem:
+        wait_s = self._fail(address)
+        if wait_s is not None:
+            return Problem(
                 429, "Too many wrong admin keys from this address.", headers={"Retry-After": str(wait_s)}
             )
-        raise Problem(
+        return Problem(
             401,
             "Send an admin key as 'Authorization: Bearer <key>'. A virtual key does not open this API.",
             headers={"WWW-Authenticate": "Bearer"},
@@ -61,3 +73,12 @@ class Door:
         while len(self._failures) > _ADDRESSES:
             self._failures.popitem(last=False)
         return max(1, round(start_s + _WINDOW_S - now_s)) if count >= self._per_min else None
+
+
+_NEEDS = {
+    Right.READ: "any role",
+    Right.CHANGE_IN_TEAM: "a team admin, an operator or an owner",
+    Right.CHANGE: "an operator or an owner",
+    Right.OPERATE: "an operator or an owner that reaches everything",
+    Right.OWN: "an owner",
+}

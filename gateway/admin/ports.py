@@ -1,15 +1,19 @@
-"""What the admin API needs: stores, shaped as `storage.accounts` and `storage.reports` are, and callables of the app."""
+"""What the admin API needs: stores, shaped as those of `storage` are, and callables of the app."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gateway.core.budget import Budget, BudgetMode, OnExceed
-from gateway.core.catalog import Catalog
-from gateway.core.entry import Unit
-from gateway.core.identity import KeyRecord, RateLimit
+from gateway.core.catalog import Catalog, Provider
+from gateway.core.identity import RateLimit
+from gateway.core.offices import Admin, Once
+from gateway.core.prices import PriceBook
+from gateway.core.rules import RuleText
+
+if TYPE_CHECKING:
+    from gateway.admin.store import Registry
 
 
 class TeamRow(Protocol):
@@ -133,34 +137,6 @@ class TaskDesk(Protocol):
     async def resume(self, task_id: str, reason: str = "") -> Sequence[str]: ...
 
 
-class UsageRow(Protocol):
-    """One group of a report: its values in the order asked for ("day" in milliseconds), and its sums."""
-
-    @property
-    def group(self) -> tuple[str | int, ...]: ...
-
-    @property
-    def attempts(self) -> int: ...
-
-    @property
-    def errors(self) -> int: ...
-
-    @property
-    def retries(self) -> int: ...
-
-    @property
-    def retries_cost_nano_usd(self) -> int: ...
-
-    @property
-    def cost_nano_usd(self) -> int: ...
-
-    @property
-    def list_cost_nano_usd(self) -> int: ...
-
-    @property
-    def tokens(self) -> Mapping[str, int]: ...
-
-
 class MissRow(Protocol):
     """Attempts of a group that read less from a cache than they could have, for one cause."""
 
@@ -180,65 +156,6 @@ class MissRow(Protocol):
     def lost_nano_usd(self) -> int: ...
 
 
-class Accounts(Protocol):
-    """Keys, teams, budgets, tasks. Changes write their audit row; `NotFound`, `InvalidRequest`, `Unavailable`."""
-
-    async def list_teams(self) -> Sequence[TeamRow]: ...
-
-    async def put_team(self, team: Any) -> TeamRow: ...
-
-    async def list_keys(self) -> Sequence[KeyRecord]: ...
-
-    async def create_key(
-        self,
-        *,
-        pepper: bytes,
-        name: str,
-        team_id: str,
-        models: Iterable[str],
-        limit: RateLimit,
-        expires_at_ms: int | None,
-    ) -> tuple[KeyRecord, str]: ...
-
-    async def revoke_key(self, key_id: str) -> KeyRecord: ...
-
-    async def list_budgets(self) -> Sequence[Budget]: ...
-
-    async def set_budget(
-        self,
-        scope: str,
-        limit: int,
-        window: str,
-        on_exceed: OnExceed,
-        zone: str,
-        *,
-        unit: Unit,
-        mode: BudgetMode,
-        alert_percents: tuple[int, ...],
-        landing_percent: int | None,
-    ) -> Budget: ...
-
-    async def list_tasks(
-        self, *, key_id: str, team_id: str, before_ms: int | None, limit: int
-    ) -> Sequence[TaskRow]: ...
-
-    async def get_task(self, task_id: str) -> TaskRow: ...
-
-
-class Usage(Protocol):
-    async def __call__(
-        self, *, by: Sequence[str], from_ms: int, to_ms: int, team_id: str, key_id: str
-    ) -> Sequence[UsageRow]:
-        """Sums over [from, to) grouped by these keys; `InvalidRequest` for an unknown one."""
-        ...
-
-
-class Entries(Protocol):
-    async def __call__(self, *, request_id: str) -> Sequence[Mapping[str, Any]]:
-        """The ledger entries of a request in the order of its attempts; empty if there are none."""
-        ...
-
-
 class Prefix(Protocol):
     async def __call__(self, request_id: str) -> Mapping[str, Any]:
         """How one request fared with its provider's cache; `NotFound` if there is none of that id."""
@@ -247,38 +164,56 @@ class Prefix(Protocol):
 
 class Misses(Protocol):
     async def __call__(
-        self, *, by: Sequence[str], from_ms: int, to_ms: int, team_id: str, key_id: str, task_id: str
+        self,
+        *,
+        by: Sequence[str],
+        from_ms: int,
+        to_ms: int,
+        tenant_id: str,
+        team_id: str,
+        key_id: str,
+        task_id: str,
     ) -> Sequence[MissRow]:
         """Misses over [from, to) by these keys and their cause; `InvalidRequest` for an unknown one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
+class Configured:
+    """What the configuration says, without any secret: of credentials the names."""
+
+    providers: Mapping[str, Provider]
+    credentials: frozenset[str]
+    rules: Sequence[RuleText]
+    rules_mode: str
+    prices: PriceBook
+
+
+@dataclass(frozen=True, slots=True)
 class AdminDeps:
     """Everything from outside, chosen by `app.py`."""
 
-    #: admin token -> the actor's name for the audit trail, or None; compares in constant time
-    verify: Callable[[str], str | None]
+    #: admin token -> whose it is, or None; compares in constant time; `Unavailable`
+    identify: Callable[[str], Awaitable[Admin | None]]
     #: reasons why traffic should go elsewhere; empty = ready
     readiness: Callable[[], Sequence[str]]
     #: (content type, page)
     metrics: Callable[[], tuple[str, bytes]]
-    #: the store, acting for an actor
-    accounts: Callable[[str], Accounts]
-    #: makes what `Accounts.put_team` takes: team_id, models, limit, task_budget_nano_usd by name
-    team: Callable[..., Any]
-    usage: Usage
-    entries: Entries
+    #: the store, for one request of one admin, which may be one that is to happen once
+    registry: Callable[[Admin, Once | None], Registry]
     prefix: Prefix
     misses: Misses
     #: tasks, acting for an actor
     tasks: Callable[[str], TaskDesk]
-    #: a task's state was changed here
+    #: something was changed here
     on_change: Callable[[], None]
     pepper: bytes
     catalog: Callable[[], Catalog]
+    #: what was configured, for reading
+    configured: Callable[[], Configured]
     #: deployment name -> "closed" (in use), "open" (ejected), "cooling", "half_open", "probing"
     health: Callable[[], Mapping[str, str]]
+    now_ms: Callable[[], int]
     monotonic: Callable[[], float]
     #: (where, exception) of what nobody foresaw
     on_fault: Callable[[str, BaseException], None]

@@ -1,27 +1,32 @@
 """The admin listener: probes, metrics, and a small JSON API for operators. Never on the public port.
 
-Probes and metrics are open to whoever reaches the listener (they hold no secret and no customer's name beyond
-team labels); everything under /admin/v1 needs an admin key.
+Probes, metrics and the API's description are open to whoever reaches the listener (they hold no secret and no customer's
+name beyond team labels); everything else under /admin/v1 needs an admin key.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from pydantic import ValidationError
 
-from gateway.admin import resources
+import gateway
+from gateway.admin import browse, openapi
+from gateway.admin.call import Call, Json, Reply
 from gateway.admin.door import Door
 from gateway.admin.ports import AdminDeps
-from gateway.admin.problems import CONTENT_TYPE, Fault, Problem, from_validation
+from gateway.admin.problems import CONTENT_TYPE, Fault, Problem, from_validation, invalid
+from gateway.admin.route import ParamError, Route
+from gateway.admin.routes import PREFIX, ROUTES
 from gateway.core.errors import GatewayError
 
 BODY_BYTES_MAX = 256 * 1024
-PREFIX = "/admin/v1"
+_KEY_CHARS_MAX = 200
 
 
 class AdminServer:
@@ -53,10 +58,22 @@ def build_app(deps: AdminDeps) -> web.Application:
     app.router.add_get("/livez", probes.livez)
     app.router.add_get("/readyz", probes.readyz)
     app.router.add_get("/metrics", probes.metrics)
-    door = Door(deps.verify, deps.monotonic)
-    for method, path, resource in resources.ROUTES:
-        app.router.add_route(method, PREFIX + path, _guarded(door, deps, resource))
+    door = Door(deps.identify, deps.monotonic)
+    for route in ROUTES:
+        app.router.add_route(route.method, PREFIX + route.path, _guarded(door, deps, route))
+    described = msgspec.json.encode(openapi.document(ROUTES, PREFIX, gateway.__version__))
+    app.router.add_get(f"{PREFIX}/openapi.json", _static(described, "application/json"))
+    app.router.add_get(f"{PREFIX}/docs", _static(browse.PAGE.encode(), "text/html", browse.HEADERS))
     return app
+
+
+def _static(
+    body: bytes, content_type: str, headers: dict[str, str] | None = None
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+
+    return answer
 
 
 class _Probes:
@@ -77,17 +94,46 @@ class _Probes:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 
-def _guarded(
-    door: Door, deps: AdminDeps, resource: resources.Resource
-) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _guarded(door: Door, deps: AdminDeps, route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(request: web.Request) -> web.Response:
-        actor = door.actor(request)  # before the body is read
-        body = await _json_body(request) if request.method in ("POST", "PUT") else None
-        call = resources.Call(deps, actor, dict(request.match_info), dict(request.query), body)
-        reply = await resource(call)
-        return _json(reply.body, reply.status)
+        admin = await door.admin(request, route.right)  # before the body is read
+        try:
+            params = route.parsed(list(request.query.items()))
+        except ParamError as error:
+            raise invalid(error.name, error.message) from None
+        for name, given in request.match_info.items():
+            if not given.isprintable():  # a NUL is no text to a database
+                raise Problem(404, f"There is no such {name.removesuffix('_id')}.")
+        body = await _json_body(request) if route.body is not None else None
+        key = request.headers.get("Idempotency-Key") if route.once else None
+        if key is not None and not (0 < len(key) <= _KEY_CHARS_MAX and key.isprintable()):
+            raise invalid("Idempotency-Key", f"must be 1 to {_KEY_CHARS_MAX} printable characters")
+        said = json.dumps([request.method, request.path, body], sort_keys=True)
+        call = Call(
+            deps,
+            admin,
+            dict(request.match_info),
+            params,
+            body,
+            route.name,
+            request.headers.get("If-Match") if route.tagged else None,
+            key,
+            hashlib.sha256(said.encode()).digest(),
+        )
+        return _response(await route.resource(call))
 
     return answer
+
+
+def _response(reply: Reply) -> web.Response:
+    headers = {"Cache-Control": "no-store", **reply.headers}
+    if reply.etag is not None:
+        headers["ETag"] = reply.etag
+    if isinstance(reply.body, bytes):
+        return web.Response(
+            body=reply.body, status=reply.status, headers={**headers, "Content-Type": reply.content_type}
+        )
+    return _json(reply.body, reply.status, headers)
 
 
 async def _json_body(request: web.Request) -> object:
@@ -135,8 +181,10 @@ def _problems_for(
     return problems
 
 
-def _json(body: Mapping[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+def _json(body: Json, status: int = 200, headers: dict[str, Any] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers
+    )
 
 
 __all__ = ["BODY_BYTES_MAX", "CONTENT_TYPE", "AdminDeps", "AdminServer", "build_app"]

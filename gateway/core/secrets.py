@@ -20,7 +20,12 @@ def new_key(id_bytes: bytes, secret_bytes: bytes) -> tuple[str, str]:
     if len(id_bytes) != ID_RANDOM_BYTES or len(secret_bytes) != SECRET_RANDOM_BYTES:
         raise ValueError(f"a key needs {ID_RANDOM_BYTES} and {SECRET_RANDOM_BYTES} random bytes")
     key_id = base64.b32encode(id_bytes).decode().lower()
-    return key_id, base64.urlsafe_b64encode(secret_bytes).decode().rstrip("=")
+    return key_id, secret_text(secret_bytes)
+
+
+def secret_text(secret_bytes: bytes) -> str:
+    """The secret of a key, as it stands in its text."""
+    return base64.urlsafe_b64encode(secret_bytes).decode().rstrip("=")
 
 
 def key_text(key_id: str, secret: str) -> str:

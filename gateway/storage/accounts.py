@@ -33,12 +33,12 @@ DEFAULT_TEAM = "default"
 _NOW = Sql("SELECT now_ms()")
 _TENANT = Sql("SELECT 1 FROM tenant WHERE tenant_id = $1")
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant_id, name, created_at_ms) VALUES ($1, $1, $2)")
-_SELECT_TEAMS = (
+SELECT_TEAMS = (
     "SELECT team_id, tenant_id, models, requests_per_min, tokens_per_min, concurrent, "
     "default_task_budget_nano_usd FROM team"
 )
-_TEAMS = Sql(f"{_SELECT_TEAMS} ORDER BY team_id")
-_TEAM = Sql(f"{_SELECT_TEAMS} WHERE team_id = $1")
+_TEAMS = Sql(f"{SELECT_TEAMS} ORDER BY team_id")
+_TEAM = Sql(f"{SELECT_TEAMS} WHERE team_id = $1")
 _PUT_TEAM = Sql(
     "INSERT INTO team (team_id, tenant_id, name, models, requests_per_min, tokens_per_min, concurrent, "
     "default_task_budget_nano_usd, revision, created_at_ms) VALUES ($1, $2, $1, $3, $4, $5, $6, $7, $8, $9) "
@@ -143,7 +143,7 @@ class Accounts:
         return await self._database.write(partial(self._put_team, team))
 
     async def list_teams(self) -> list[Team]:
-        return [_team_of(row) for row in await self._rows(_TEAMS)]
+        return [team_of(row) for row in await self._rows(_TEAMS)]
 
     async def create_key(
         self,
@@ -275,7 +275,7 @@ class Accounts:
         found = yield Fetch(_TEAM, (team.team_id,))
         if found:
             team = replace(team, tenant_id=found[0][1])
-            if _team_of(found[0]) == team:
+            if team_of(found[0]) == team:
                 return team
         revision, now_ms = yield from audit.record(
             self._actor,
@@ -336,14 +336,18 @@ def rule_of(
         raise InvalidRequest(message, param=param) from None
 
 
-def add_key(actor: str, record: KeyRecord, pepper: bytes) -> Tx[tuple[KeyRecord, str]]:
-    """Store a new key, in the tenant of its team; its ids and secret are made here. `NotFound` without the team."""
+def add_key(
+    actor: str, record: KeyRecord, pepper: bytes, secret_bytes: bytes | None = None
+) -> Tx[tuple[KeyRecord, str]]:
+    """Store a new key, in the tenant of its team; its id is made here, and its secret, unless one is given. `NotFound`
+    without the team.
+    """
     teams = yield Fetch(_TEAM, (record.team_id,))
     if not teams:
         raise NotFound(f"there is no team {record.team_id}")
-    team = _team_of(teams[0])
+    team = team_of(teams[0])
     key_id, secret = secrets.new_key(
-        os.urandom(secrets.ID_RANDOM_BYTES), os.urandom(secrets.SECRET_RANDOM_BYTES)
+        os.urandom(secrets.ID_RANDOM_BYTES), secret_bytes or os.urandom(secrets.SECRET_RANDOM_BYTES)
     )
     record = replace(
         record,
@@ -384,7 +388,8 @@ def _list_budgets() -> Tx[list[Budget]]:
     return (yield from budget_rows.with_earlier(budgets, now_ms))
 
 
-def _team_of(row: Row) -> Team:
+def team_of(row: Row) -> Team:
+    """A row of SELECT_TEAMS."""
     team_id, tenant_id, models, requests, tokens, concurrent, task_budget = row
     return Team(
         team_id,

@@ -6,7 +6,7 @@ of what is carved from its parent, in the same transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -43,6 +43,7 @@ _FIND = Sql(
     f"SELECT {budget_rows.COLUMNS} FROM budget "  # noqa: S608
     'WHERE scope = $1 AND unit = $2 AND "window" = $3 AND zone = $4'
 )
+_PLACE = Sql('SELECT scope, unit, "window", zone FROM budget WHERE budget_id = $1')
 _ADD = Sql(
     'INSERT INTO budget (budget_id, scope, unit, "window", zone, window_start_ms, window_end_ms, limit_amount, '
     "on_exceed, mode, alert_percents, landing_percent, ancestors, carved_amount, epoch, created_at_ms) "
@@ -151,6 +152,29 @@ def adjust(
         )
     else:
         after = msgspec.structs.replace(before, override_limit=limit, override_until_ms=until_ms)
+    return (yield from _change(actor, before, after, line, reason, now_ms))
+
+
+def amend(actor: str, budget_id: str, change: Callable[[Budget, int], Budget], reason: str) -> Tx[Budget]:
+    """Change the budget of that id as `change` says, which gets it as it stands now, and the time; what it raises ends
+    the transaction. Raises `NotFound`, `InvalidRequest`.
+    """
+    now_ms: int = (yield Fetch(_NOW))[0][0]
+    places = yield Fetch(_PLACE, (budget_id,))
+    found = None
+    if places:
+        scope, unit, window, zone = places[0]
+        found = yield from _find(scope, Unit(unit), window, zone, now_ms)
+    if found is None:
+        raise NotFound(f"there is no budget {budget_id}")
+    before, line = found
+    after = change(before, now_ms)
+    if after == before:
+        return before
+    if before.ancestors and (not after.hard or after.override_until_ms is not None):
+        raise InvalidRequest(
+            "the budget of a child task is part of its parent's: it stays hard, and for good"
+        )
     return (yield from _change(actor, before, after, line, reason, now_ms))
 
 

@@ -109,6 +109,7 @@ async def misses(
     by: Sequence[str],
     from_ms: int = 0,
     to_ms: int = 2**62,
+    tenant_id: str = "",
     team_id: str = "",
     key_id: str = "",
     task_id: str = "",
@@ -118,7 +119,8 @@ async def misses(
     if unknown:
         known = ", ".join(name for name in DIMENSIONS if name != "tier")
         raise InvalidRequest(f"cannot group by {', '.join(unknown)}; choose from {known}", param="by")
-    found = await _fetch(database, Sql(_misses_sql(by)), from_ms, to_ms, team_id, key_id, task_id)
+    args = (from_ms, to_ms, team_id, key_id, task_id, tenant_id)
+    found = await _fetch(database, Sql(_misses_sql(by)), *args)
     return [MissRow(tuple(row[: len(by)]), *row[len(by) :]) for row in found]
 
 
@@ -220,7 +222,7 @@ def _misses_sql(by: Sequence[str]) -> str:
     return (
         f"SELECT {', '.join(columns + sums)} FROM prefix_miss "  # noqa: S608
         "WHERE at_ms >= $1 AND at_ms < $2 AND ($3 = '' OR team_id = $3) AND ($4 = '' OR key_id = $4) "
-        f"AND ($5 = '' OR task_id = $5) GROUP BY {groups} ORDER BY {len(by) + 4} DESC, {groups}"
+        f"AND ($5 = '' OR task_id = $5) AND ($6 = '' OR tenant_id = $6) GROUP BY {groups} ORDER BY {len(by) + 4} DESC, {groups}"
     )
 
 

@@ -398,3 +398,31 @@ audit = Table(
     _text("body"),  # JSON; never a secret
     Index("ix_audit_at_ms", "at_ms"),
 )
+
+#: Keys of the admin API. "" as tenant or team = all of them.
+admin_key = Table(
+    "admin_key",
+    metadata,
+    _id("admin_key_id"),
+    Column("secret_hmac", LargeBinary, nullable=False),
+    _text("name"),
+    _text("role"),
+    _text("tenant_id"),
+    _text("team_id"),
+    _int("created_at_ms"),
+    _int("expires_at_ms", null=True),
+    _int("revoked_at_ms", null=True),
+)
+
+#: Replies of the admin API to requests with an idempotency key, written with the change that they tell of and kept for a
+#: day. Neither the key nor a secret is in there (core/offices.py, `Once`).
+admin_reply = Table(
+    "admin_reply",
+    metadata,
+    Column("key_digest", LargeBinary, primary_key=True),
+    Column("request_digest", LargeBinary, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    _int("created_at_ms"),
+    Index("ix_admin_reply_created_at_ms", "created_at_ms"),
+)

@@ -1,5 +1,4 @@
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -7,6 +6,13 @@ from tests.admin.office import Office, office
 
 
 @pytest.fixture
-async def it(tmp_path: Path) -> AsyncIterator[Office]:
-    async with office(tmp_path) as opened:
+async def it(sqlite_url: str) -> AsyncIterator[Office]:
+    async with office(sqlite_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def on(store: str) -> AsyncIterator[Office]:
+    """On each store."""
+    async with office(store) as opened:
         yield opened

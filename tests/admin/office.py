@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from gateway.admin.server import AdminDeps, AdminServer
+from gateway.admin.ports import AdminDeps, Configured
+from gateway.admin.server import AdminServer
+from gateway.administration import identify
 from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Operation, Provider, Tier, Wire
-from gateway.storage import reports, schema
-from gateway.storage.accounts import Accounts, Team
+from gateway.core.prices import PriceBook
+from gateway.core.rules import RuleText
+from gateway.storage import reports
+from gateway.storage.accounts import Accounts
+from gateway.storage.admin_keys import AdminKeys
 from gateway.storage.database import Database, open_database
 from gateway.storage.explained import Explained
+from gateway.storage.registry import Registry
 from gateway.storage.tasks import Tasks
 from gateway.storage.transact import Fetch, Row, Sql, Tx
 
@@ -40,6 +45,13 @@ CATALOG = Catalog.of(
         ),
     )
 )
+CONFIGURED = Configured(
+    {"acme": ACME},
+    frozenset({"acme"}),
+    (RuleText("late", "task.step > 40", Tier.SMALL),),
+    "active",
+    PriceBook.of(()),
+)
 
 
 @dataclass(slots=True)
@@ -51,16 +63,29 @@ class Office:
     faults: list[tuple[str, str]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     clock_s: float = 1_000.0
+    now_ms: int = 1_790_000_000_000
 
     async def ask(
         self, method: str, path: str, body: object = None, *, key: str | None = ADMIN_KEY, **more: Any
     ) -> tuple[int, Any]:
         """(status, decoded body) of /admin/v1`path`."""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with self.http.request(
-            method, f"/admin/v1{path}", json=body, headers=headers, **more
-        ) as answer:
-            return answer.status, await answer.json(content_type=None)
+        status, found, _ = await self.told(method, path, body, key=key, **more)
+        return status, found
+
+    async def told(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        key: str | None = ADMIN_KEY,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """With the reply's headers."""
+        sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        async with self.http.request(method, f"/admin/v1{path}", json=body, headers=sent, **more) as answer:
+            return answer.status, await answer.json(content_type=None), answer.headers
 
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         def tx() -> Tx[list[Row]]:
@@ -70,27 +95,25 @@ class Office:
 
 
 @asynccontextmanager
-async def office(folder: Path) -> AsyncIterator[Office]:
-    url = f"sqlite:///{folder / 'ledger.db'}"
-    await schema.migrate(url)
+async def office(url: str) -> AsyncIterator[Office]:
+    """In front of the empty, migrated database at `url`."""
     database = open_database(url)
     await Accounts(database, actor="set-up").ensure_defaults()
     # `it` is made last, when there is an address; until then nobody asks.
     deps = AdminDeps(
-        verify=lambda token: "admin-key" if token == ADMIN_KEY else None,
+        identify=identify(ADMIN_KEY, AdminKeys(database, PEPPER)),
         readiness=lambda: it.reasons,
         metrics=lambda: ("text/plain; version=0.0.4; charset=utf-8", b"tollhouse_up 1\n"),
-        accounts=lambda actor: Accounts(database, actor=actor),
-        team=Team,
-        usage=partial(reports.usage, database),
-        entries=partial(reports.entries, database),
+        registry=lambda admin, once: Registry(database, admin, pepper=PEPPER, once=once),
         prefix=Explained(database, CATALOG, CacheRules()).request,
         misses=partial(reports.misses, database),
         tasks=lambda actor: Tasks(database, actor=actor, pepper=PEPPER),
         on_change=lambda: it.changes.append("changed"),
         pepper=PEPPER,
         catalog=lambda: CATALOG,
+        configured=lambda: CONFIGURED,
         health=lambda: {"mini-eu": "open"},
+        now_ms=lambda: it.now_ms,
         monotonic=lambda: it.clock_s,
         on_fault=lambda where, fault: it.faults.append((where, str(fault))),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import aiohttp
 import pytest
 
@@ -98,8 +96,8 @@ async def test_the_unforeseen_says_nothing_about_itself(it: Office) -> None:
     assert [where for where, _ in it.faults] == ["GET /admin/v1/tasks"]
 
 
-async def test_a_stopped_listener_is_gone(tmp_path: Path) -> None:
-    async with office(tmp_path) as it:
+async def test_a_stopped_listener_is_gone(sqlite_url: str) -> None:
+    async with office(sqlite_url) as it:
         url = it.url
     async with aiohttp.ClientSession() as http:
         with pytest.raises(aiohttp.ClientConnectorError):

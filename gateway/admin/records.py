@@ -1,0 +1,332 @@
+"""What can only be read: the configuration in force, the ledger, requests, the audit trail, misses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gateway.admin.call import PAGE, Call, Json, Reply
+from gateway.admin.problems import not_found
+from gateway.admin.route import PAGED, Param, Route, choice, moment, text
+from gateway.admin.shown import (
+    AuditOut,
+    DeploymentOut,
+    Out,
+    entry_out,
+    instant,
+    miss_out,
+    shown,
+)
+from gateway.core.catalog import Provider, Tier
+from gateway.core.errors import NotFound
+from gateway.core.money import usd_text
+from gateway.core.offices import Page, Right
+from gateway.core.prices import PriceRow
+from gateway.core.rates import Rates
+from gateway.core.rules import RuleText
+
+_END_OF_TIME_MS = 2**53
+
+# --- the configuration in force ------------------------------------------------------------------------------
+
+
+class ProviderOut(Out):
+    name: str
+    wire: str
+    base_url: str
+    credential: str
+    bridge: bool
+    on_disconnect: str
+    cache_rules: str
+    connect_timeout_s: float
+    first_byte_timeout_s: float
+    idle_timeout_s: float
+    total_timeout_s: float
+    deployments: list[str]
+
+
+class CredentialOut(Out):
+    """A secret that the gateway sends to providers: its name, never itself."""
+
+    name: str
+    present: bool
+    providers: list[str]
+
+
+class TierOut(Out):
+    name: str
+    default: bool
+    deployments: list[str]
+
+
+class RuleOut(Out):
+    """A routing rule as written; the first that matches wins."""
+
+    position: int
+    name: str
+    when: str
+    target: str
+    why: str
+    switch: str
+    max_output_tokens: int | None
+    reasoning_effort: str | None
+    service_tier: str | None
+
+
+class PriceOut(Out):
+    """Dollars per million tokens, by class; null = no price of its own."""
+
+    price: str
+    version: str
+    valid_from: str | None
+    valid_to: str | None
+    usd_per_mtok: dict[str, str | None]
+    size_tiers: list[dict[str, Any]]
+    service_tiers: list[str]
+    hours: int
+    per_request_usd: str
+    source: str
+    checked_on: str
+
+
+async def list_providers(call: Call) -> Reply:
+    catalog = call.deps.catalog()
+
+    def show(provider: Provider) -> Json:
+        own = [d.name for d in catalog.deployments if d.provider.name == provider.name]
+        return shown(
+            ProviderOut(
+                name=provider.name,
+                wire=provider.wire.value,
+                base_url=_without_identity(provider.base_url),
+                credential=provider.credential,
+                bridge=provider.bridge,
+                on_disconnect=provider.on_disconnect.value,
+                cache_rules=provider.cache_rules,
+                connect_timeout_s=provider.connect_timeout_s,
+                first_byte_timeout_s=provider.first_byte_timeout_s,
+                idle_timeout_s=provider.idle_timeout_s,
+                total_timeout_s=provider.total_timeout_s,
+                deployments=own,
+            )
+        )
+
+    return await _listed(call, [show(p) for p in call.deps.configured().providers.values()])
+
+
+async def list_credentials(call: Call) -> Reply:
+    configured = call.deps.configured()
+    users: dict[str, list[str]] = {name: [] for name in sorted(configured.credentials)}
+    for provider in configured.providers.values():
+        if provider.credential:
+            users.setdefault(provider.credential, []).append(provider.name)
+    rows = [
+        shown(CredentialOut(name=name, present=name in configured.credentials, providers=providers))
+        for name, providers in users.items()
+    ]
+    return await _listed(call, rows)
+
+
+async def list_deployments(call: Call) -> Reply:
+    """Each with its health: `closed` = in use."""
+    health, wanted = call.deps.health(), call.params
+    rows = [
+        shown(DeploymentOut.of(d, health.get(d.name, "closed")))
+        for d in call.deps.catalog().deployments
+        if wanted.get("tier") in (None, d.tier.value) and wanted.get("provider") in (None, d.provider.name)
+        if wanted.get("model") is None or wanted["model"] in (d.model, *d.aliases)
+    ]
+    return await _listed(call, rows)
+
+
+async def get_catalog(call: Call) -> Reply:
+    """All deployments at once, and the default tier."""
+    health, catalog = call.deps.health(), call.deps.catalog()
+    rows = [shown(DeploymentOut.of(d, health.get(d.name, "closed"))) for d in catalog.deployments]
+    return Reply({"data": rows, "default_tier": catalog.default_tier.value})
+
+
+async def list_tiers(call: Call) -> Reply:
+    catalog = call.deps.catalog()
+    rows = [
+        shown(
+            TierOut(
+                name=tier.value,
+                default=tier is catalog.default_tier,
+                deployments=[d.name for d in catalog.by_tier.get(tier, ())],
+            )
+        )
+        for tier in Tier
+    ]
+    return await _listed(call, rows)
+
+
+async def list_rules(call: Call) -> Reply:
+    def show(position: int, rule: RuleText) -> Json:
+        return shown(
+            RuleOut(
+                position=position,
+                name=rule.name,
+                when=rule.when,
+                target=rule.target,
+                why=rule.why,
+                switch=rule.switch.value,
+                max_output_tokens=rule.caps.max_output_tokens,
+                reasoning_effort=rule.caps.reasoning_effort,
+                service_tier=rule.caps.service_tier,
+            )
+        )
+
+    configured = call.deps.configured()
+    rows = [show(n, rule) for n, rule in enumerate(configured.rules, 1)]
+    reply = await _listed(call, rows)
+    assert isinstance(reply.body, Mapping)
+    return Reply({**reply.body, "mode": configured.rules_mode})
+
+
+async def list_prices(call: Call) -> Reply:
+    wanted = call.params.get("model", "").lower()
+    at_ms = call.params.get("at")
+    rows = [
+        _price(row)
+        for row in call.deps.configured().prices.rows()
+        if wanted in row.price.lower() and (at_ms is None or _holds(row, at_ms))
+    ]
+    return await _listed(call, rows)
+
+
+def _holds(row: PriceRow, at_ms: int) -> bool:
+    return row.valid_from_ms <= at_ms and (row.valid_to_ms is None or at_ms < row.valid_to_ms)
+
+
+def _price(row: PriceRow) -> Json:
+    return shown(
+        PriceOut(
+            price=row.price,
+            version=row.version,
+            valid_from=instant(row.valid_from_ms) if row.valid_from_ms > 0 else None,
+            valid_to=instant(row.valid_to_ms),
+            usd_per_mtok=_per_mtok(row.rates),
+            size_tiers=[{"above_input_tokens": n, "usd_per_mtok": _per_mtok(r)} for n, r in row.size_tiers],
+            service_tiers=list(row.service_tiers),
+            hours=len(row.hours),
+            per_request_usd=usd_text(row.per_request_nano_usd),
+            source=row.source,
+            checked_on=row.checked_on,
+        )
+    )
+
+
+def _per_mtok(rates: Rates) -> dict[str, str | None]:
+    def text_of(pico_usd: int | None) -> str | None:
+        return None if pico_usd is None else usd_text(pico_usd * 1_000)
+
+    classes = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_12h")
+    return {name: text_of(getattr(rates, name)) for name in classes}
+
+
+def _without_identity(url: str) -> str:
+    """An address may hold a user and a password, or a key in its query."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return url
+    address = rest.partition("?")[0]
+    place, slash, path = address.partition("/")
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
+
+
+# --- what happened --------------------------------------------------------------------------------------------
+
+
+async def list_ledger(call: Call) -> Reply:
+    """Entries, the latest first: one terminal one for every attempt, and corrections."""
+    return await call.page(call.registry.entries, entry_out)
+
+
+async def get_request(call: Call) -> Reply:
+    """Every ledger entry of one request, in the order of its attempts, and how it fared with its provider's cache."""
+    request_id = call.path["request_id"]
+    page = await call.registry.entries({"request_id": request_id}, None, PAGE)
+    if not page.rows:
+        raise not_found(f"request in the ledger: {request_id[:200]}")
+    try:
+        prefix: Json | None = await call.deps.prefix(request_id)
+    except NotFound:
+        prefix = None
+    rows = sorted(page.rows, key=lambda e: (e["attempt_no"], e["kind"] == "correct", e["posted_at_ms"]))
+    return Reply({"request_id": request_id, "entries": [entry_out(row) for row in rows], "prefix": prefix})
+
+
+async def get_prefix(call: Call) -> Reply:
+    """Whether a request was read from its provider's cache, attempt by attempt, and why not."""
+    request_id = call.path["request_id"]
+    if not (await call.registry.entries({"request_id": request_id}, None, 1)).rows:
+        raise not_found(f"request in the ledger: {request_id[:200]}")
+    return Reply(await call.deps.prefix(request_id))
+
+
+async def misses(call: Call) -> Reply:
+    """What was lost over [since, until) by prompts that were not read from a cache, by the keys in `by` and the cause."""
+    by = call.params.get("by", ("team",))
+    reach = call.admin.reach
+    team_id = call.params.get("team_id", "")
+    if reach.team_id and team_id not in ("", reach.team_id):
+        return Reply({"data": []})
+    rows = await call.deps.misses(
+        by=by,
+        from_ms=call.params.get("since", 0),
+        to_ms=call.params.get("until", _END_OF_TIME_MS),
+        tenant_id=reach.tenant_id,
+        team_id=reach.team_id or team_id,
+        key_id=call.params.get("key_id", ""),
+        task_id=call.params.get("task_id", ""),
+    )
+    return Reply({"data": [miss_out(by, row) for row in rows]})
+
+
+async def list_audit(call: Call) -> Reply:
+    """Who changed what, the latest first."""
+    return await call.page(call.registry.audit, lambda entry: shown(AuditOut.of(entry)))
+
+
+async def _listed(call: Call, rows: Sequence[Json]) -> Reply:
+    """A list that is in memory, in pages like any other."""
+
+    async def part(_: Mapping[str, Any], after: Any, limit: int) -> Page[Json]:
+        begin = after[0] if after else 0
+        end = begin + limit
+        return Page(rows[begin:end], (end,) if end < len(rows) else None)
+
+    return await call.page(part, dict)
+
+
+def _words(name: str) -> Param:
+    """As `tollhouse usage --misses --by`; which words there are is known to the store."""
+
+    def parse(given: str) -> tuple[str, ...]:
+        found: Iterable[str] = (word.strip() for word in given.split(","))
+        return tuple(dict.fromkeys(word for word in found if word))
+
+    return Param(name, parse, {"type": "string"}, "words with commas between", many=True)
+
+
+_TIMES = (moment("since"), moment("until", "exclusive"))
+_LEDGER = tuple(
+    text(name)
+    for name in ("request_id", "task_id", "key_id", "team_id", "tenant_id", "model", "kind", "error")
+)
+_DEPLOYMENTS = (choice("tier", Tier), text("provider"), text("model"), *PAGED)
+ROUTES = (
+    Route("GET", "/providers", list_providers, Right.OPERATE, "configuration", ProviderOut, params=PAGED, listed=True),
+    Route("GET", "/credentials", list_credentials, Right.OPERATE, "configuration", CredentialOut, params=PAGED, listed=True),
+    Route("GET", "/deployments", list_deployments, Right.READ, "configuration", DeploymentOut, params=_DEPLOYMENTS, listed=True),
+    Route("GET", "/catalog", get_catalog, Right.READ, "configuration"),
+    Route("GET", "/tiers", list_tiers, Right.READ, "configuration", TierOut, params=PAGED, listed=True),
+    Route("GET", "/rules", list_rules, Right.READ, "configuration", RuleOut, params=PAGED, listed=True),
+    Route("GET", "/prices", list_prices, Right.READ, "configuration", PriceOut, params=(text("model"), moment("at"), *PAGED), listed=True),
+    Route("GET", "/ledger", list_ledger, Right.READ, "requests", params=(*_LEDGER, *_TIMES, *PAGED), listed=True),
+    Route("GET", "/requests/{request_id}", get_request, Right.READ, "requests"),
+    Route("GET", "/requests/{request_id}/prefix", get_prefix, Right.READ, "requests"),
+    Route("GET", "/misses", misses, Right.READ, "usage", params=(_words("by"), text("team_id"), text("key_id"), text("task_id"), *_TIMES)),
+    Route("GET", "/audit", list_audit, Right.OPERATE, "audit", AuditOut, params=(text("actor"), text("action"), text("subject"), *_TIMES, *PAGED), listed=True),
+)  # fmt: skip

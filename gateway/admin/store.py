@@ -1,0 +1,136 @@
+"""The store that the admin API needs, shaped as `storage.registry.Registry` is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gateway.admin.ports import TaskRow, TeamRow
+from gateway.core.budget import Budget
+from gateway.core.identity import KeyRecord
+from gateway.core.offices import AdminKey, AuditEntry, Page, Reach, Role, Tenant
+
+Filters = Mapping[str, Any]
+
+
+class UsageRow(Protocol):
+    """The sums of one group in the bucket that begins at `start_ms`."""
+
+    @property
+    def start_ms(self) -> int: ...
+
+    @property
+    def group(self) -> Mapping[str, str]: ...
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def errors(self) -> int: ...
+
+    @property
+    def retries(self) -> int: ...
+
+    @property
+    def retries_cost_nano_usd(self) -> int: ...
+
+    @property
+    def cost_nano_usd(self) -> int: ...
+
+    @property
+    def list_cost_nano_usd(self) -> int: ...
+
+    @property
+    def tokens(self) -> Mapping[str, int]: ...
+
+
+class Registry(Protocol):
+    """What one admin sees and may change. `NotFound` for what does not exist or is out of reach; `Taken`, `InUse`,
+    `InvalidRequest`, `Unavailable`, and for repeated requests `Replayed` and `KeyReused`. `change` gets what is there
+    and returns what is to be, `expect` gets what is there, inside the transaction, which ends when they raise.
+    """
+
+    async def tenants(self, filters: Filters, after: Any, limit: int) -> Page[Tenant]: ...
+
+    async def tenant(self, tenant_id: str) -> Tenant: ...
+
+    async def add_tenant(self, tenant_id: str, name: str) -> Tenant: ...
+
+    async def change_tenant(self, tenant_id: str, change: Callable[[Tenant], Tenant]) -> Tenant: ...
+
+    async def drop_tenant(self, tenant_id: str, expect: Callable[[Tenant], None]) -> Tenant: ...
+
+    async def teams(self, filters: Filters, after: Any, limit: int) -> Page[Any]: ...
+
+    async def team(self, team_id: str) -> TeamRow: ...
+
+    async def add_team(self, **wanted: Any) -> TeamRow: ...
+
+    async def change_team(self, team_id: str, change: Callable[[Any], Any]) -> TeamRow: ...
+
+    async def drop_team(self, team_id: str, expect: Callable[[Any], None]) -> TeamRow: ...
+
+    async def keys(self, filters: Filters, after: Any, limit: int) -> Page[KeyRecord]: ...
+
+    async def key(self, key_id: str) -> KeyRecord: ...
+
+    async def create_key(self, *, budget: Mapping[str, Any] | None, **wanted: Any) -> tuple[KeyRecord, str]:
+        """The key, and its text, which is shown once."""
+        ...
+
+    async def change_key(self, key_id: str, change: Callable[[KeyRecord], KeyRecord]) -> KeyRecord: ...
+
+    async def revoke_key(self, key_id: str, expect: Callable[[KeyRecord], None]) -> KeyRecord: ...
+
+    async def budgets(self, filters: Filters, after: Any, limit: int) -> Page[Budget]: ...
+
+    async def budget(self, budget_id: str) -> Budget: ...
+
+    async def put_budget(
+        self,
+        scope: str,
+        rule: Mapping[str, Any],
+        reason: str,
+        check: Callable[[Budget, Budget], None] | None,
+    ) -> Budget:
+        """Make one, or change the one of that scope, unit and window after `check` (before, after); `Taken` without."""
+        ...
+
+    async def change_budget(
+        self, budget_id: str, change: Callable[[Budget, int], Budget], reason: str
+    ) -> Budget: ...
+
+    async def drop_budget(self, budget_id: str, expect: Callable[[Budget], None]) -> Budget: ...
+
+    async def tasks(self, filters: Filters, after: Any, limit: int) -> Page[Any]: ...
+
+    async def find_task(self, name: str) -> TaskRow: ...
+
+    async def task_tree(self, name: str) -> Sequence[TaskRow]: ...
+
+    async def entries(self, filters: Filters, after: Any, limit: int) -> Page[Mapping[str, Any]]: ...
+
+    async def audit(self, filters: Filters, after: Any, limit: int) -> Page[AuditEntry]: ...
+
+    async def usage(
+        self,
+        *,
+        by: Sequence[str],
+        width_ms: int,
+        from_ms: int,
+        to_ms: int,
+        filters: Mapping[str, str],
+        limit: int,
+    ) -> Sequence[UsageRow]:
+        """Sums by bucket and group, in that order."""
+        ...
+
+    async def admin_keys(self, filters: Filters, after: Any, limit: int) -> Page[AdminKey]: ...
+
+    async def admin_key(self, admin_key_id: str) -> AdminKey: ...
+
+    async def create_admin_key(
+        self, *, name: str, role: Role, reach: Reach, expires_at_ms: int | None
+    ) -> tuple[AdminKey, str]: ...
+
+    async def revoke_admin_key(self, admin_key_id: str) -> AdminKey: ...

@@ -1,0 +1,103 @@
+"""Wires the admin listener: who may use it, and the stores behind its resources."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from gateway.admin.ports import AdminDeps, Configured
+from gateway.core.offices import Admin, Once
+from gateway.pipeline.exchange import World
+from gateway.settings import Settings
+from gateway.storage import reports
+from gateway.storage.admin_keys import AdminKeys
+from gateway.storage.database import Database
+from gateway.storage.explained import Explained
+from gateway.storage.registry import Registry
+from gateway.storage.tasks import Tasks
+
+#: The actor of whoever holds the key of the configuration or of `state_dir/admin-key`.
+ROOT = Admin("admin")
+
+
+def admin_deps(
+    settings: Settings,
+    database: Database,
+    world: World,
+    pepper: bytes,
+    *,
+    explained: Explained,
+    readiness: Callable[[], list[str]],
+    metrics: Callable[[], tuple[str, bytes]],
+    on_change: Callable[[], None],
+    on_fault: Callable[[str, BaseException], None],
+) -> AdminDeps:
+    """Everything that the admin listener needs."""
+
+    def registry(admin: Admin, once: Once | None) -> Registry:
+        return Registry(database, admin, pepper=pepper, once=once)
+
+    configured = Configured(
+        settings.providers,
+        frozenset(settings.credentials),
+        settings.routing.texts,
+        settings.routing.mode.value,
+        settings.prices,
+    )
+    return AdminDeps(
+        identify=identify(admin_token(settings), AdminKeys(database, pepper)),
+        readiness=readiness,
+        metrics=metrics,
+        registry=registry,
+        prefix=explained.request,
+        misses=partial(reports.misses, database),
+        tasks=lambda actor: Tasks(
+            database, actor=actor, pepper=pepper, task_limit_nano_usd=settings.task_budget_nano_usd
+        ),
+        on_change=on_change,
+        pepper=pepper,
+        catalog=world.catalog,
+        configured=lambda: configured,
+        health=lambda: {
+            name: state.status(world.clock.monotonic()).value for name, state in world.health.items()
+        },
+        now_ms=world.clock.now_ms,
+        monotonic=world.clock.monotonic,
+        on_fault=on_fault,
+    )
+
+
+def identify(token: str, keys: AdminKeys) -> Callable[[str], Awaitable[Admin | None]]:
+    """The root key opens everything, even while the database is down; others are looked up."""
+
+    async def admin(given: str) -> Admin | None:
+        if hmac.compare_digest(given.encode(), token.encode()):
+            return ROOT
+        return await keys.identify(given)
+
+    return admin
+
+
+def admin_token(settings: Settings) -> str:
+    """The configured admin key, else the one in `state_dir/admin-key` (mode 0600), made there the first time.
+
+    There is no default secret.
+    """
+    if settings.admin_key is not None:
+        return settings.admin_key.reveal()
+    path = settings.state_dir / "admin-key"
+    if not path.exists():
+        draft = path.with_name(f"admin-key.{os.getpid()}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"gwadm-{secrets.token_urlsafe(32)}\n")
+        try:
+            os.link(draft, path)  # of two workers that start at once one wins, and both read the same
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(draft)
+    return path.read_text("ascii").strip()
