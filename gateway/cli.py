@@ -30,7 +30,14 @@ keys = typer.Typer(help="Virtual keys: create, list, revoke.", no_args_is_help=T
 teams = typer.Typer(help="Teams: create, list.", no_args_is_help=True)
 budgets = typer.Typer(help="Budgets of tenants, teams, keys and tasks.", no_args_is_help=True)
 tasks = typer.Typer(help="Tasks (agent runs): what each one did and cost.", no_args_is_help=True)
-for name, group in (("keys", keys), ("teams", teams), ("budgets", budgets), ("tasks", tasks)):
+journal = typer.Typer(help="Settlements that replicas keep beside the database.", no_args_is_help=True)
+for name, group in (
+    ("journal", journal),
+    ("keys", keys),
+    ("teams", teams),
+    ("budgets", budgets),
+    ("tasks", tasks),
+):
     app.add_typer(group, name=name)
 
 Config = Annotated[
@@ -314,6 +321,21 @@ def tasks_resume(
     from gateway.commands import tasks
 
     return tasks.change_state(config, task_id, reason, pause=False, as_json=as_json)
+
+
+@journal.command("replay")
+def journal_replay(
+    config: Config = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where the journals are; default: `journal` in state_dir.")
+    ] = None,
+    since: Since = None,
+    as_json: Json = False,
+) -> int:
+    """After a failover or a restore: post again what the last 24 hours settled here and the database has lost."""
+    from gateway.commands import journal
+
+    return journal.post_again(config, directory, since, as_json)
 
 
 @app.command()

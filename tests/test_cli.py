@@ -116,6 +116,7 @@ def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
         "teams",
         "budgets",
         "tasks",
+        "journal",
     )
     assert all(f" {command} " in done.stdout for command in commands)
 
@@ -517,6 +518,11 @@ def test_a_task_is_found_by_the_name_its_client_gave_it(used: Tollhouse) -> None
     ]
     entries = used("tasks", "show", "task_a", "--json").json["entries"]
     assert [e["amount_nano_usd"] for e in entries] == [30_000_000, 10_000_000]
+
+
+def test_a_journal_that_is_replayed_posts_nothing_twice(used: Tollhouse, tmp_path: Path) -> None:
+    lost = "0 files: 0 settlements posted that the database had lost, 0 corrected, 0 were there, 0 rejected"
+    assert used("journal", "replay", "--directory", str(tmp_path)).out == f"{lost}\n"
 
 
 def test_a_task_is_paused_and_resumed_by_an_operator(used: Tollhouse) -> None:

@@ -2,7 +2,8 @@
 
 A file is a row of frames: length and CRC32 of the payload (two little-endian u32), then the payload, msgpack of an
 `Ending`. The last frame of a file may be torn, because the machine died in the middle of writing it; it was then
-never believed. Appends go to the newest segment; replay closes it, and deletes each segment once it is posted.
+never believed. Appends go to the newest segment; replay closes it, and once a segment is posted it is only kept for a
+day (`storage.kept`), beside a copy of all other settlements.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.storage.kept import Kept
 from gateway.storage.settlement import Ending
 
 _FRAME = struct.Struct("<II")
@@ -35,6 +37,7 @@ class Journal:
     def __init__(self, directory: Path, replica_id: str) -> None:
         self._directory = directory
         self._replica_id = re.sub(r"[^A-Za-z0-9_-]", "_", replica_id)
+        self._kept = Kept(directory, self._replica_id)
         self._lock = asyncio.Lock()
         self._fd: int | None = None
         self._end = 0  # of the segment being written
@@ -65,8 +68,21 @@ class Journal:
                 self._fd = None
             return list(self._segments)
 
+    def keep(self, endings: Sequence[Ending]) -> None:
+        """What the store has taken, for the day on which it loses it. Written by the next `write_kept`."""
+        self._kept.add(map(_frame, endings))
+
+    async def write_kept(self) -> None:
+        """Write what was kept since the last time. A disk that does not take it loses the copy, and only that."""
+        if not self._kept.due:
+            return
+        try:
+            await asyncio.to_thread(self._kept.flush)
+        except OSError as e:
+            _log.warning("settlements are posted, but no copy of them is kept: %s", e)
+
     async def drop(self, segment: Path) -> None:
-        """Forget a closed segment whose endings are all in the store."""
+        """A closed segment whose endings are all in the store waits no more."""
         async with self._lock:
             await asyncio.to_thread(self._drop, segment)
 
@@ -81,6 +97,8 @@ class Journal:
 
     async def close(self) -> None:
         await self.close_segment()
+        if self._kept.waiting:
+            await self.write_kept()
 
     def _append(self, frames: bytes) -> None:
         if self._fd is None:
@@ -108,7 +126,7 @@ class Journal:
             raise
 
     def _drop(self, segment: Path) -> None:
-        segment.unlink()
+        self._kept.adopt(segment)
         _sync_directory(self._directory)
         self._segments.remove(segment)
 

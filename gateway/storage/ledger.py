@@ -44,6 +44,7 @@ SETTLE_LINGER_S = 0.01
 LEASE_TTL_S = 30.0
 LEASE_RENEW_S = 10.0
 REPLAY_EVERY_S = 0.5
+WRITE_KEPT_EVERY_S = 1.0
 _CONFLICTS_MAX = 5
 _PARENTS_MAX = 50_000
 _log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class SqlLedger:
         self._settlements: Batcher[Ending, Settled] = Batcher(
             self._settle, 1, "settle", linger_s=SETTLE_LINGER_S
         )
+        #: A SQLite file has no standby that could be behind it.
+        self._keeps = database.postgres_dsn is not None
         self._failed_at = float("-inf")
         self._adrift: list[Ending] = []  # what neither the store nor the journal took
         self._replaying = asyncio.Lock()
@@ -117,6 +120,9 @@ class SqlLedger:
             asyncio.create_task(ledger._every(LEASE_RENEW_S, ledger._heartbeat), name="lease"),
             asyncio.create_task(ledger._every(REPLAY_EVERY_S, ledger._replay_if_pending), name="replay"),
         ]
+        if ledger._keeps:
+            writing = ledger._every(WRITE_KEPT_EVERY_S, ledger._journal.write_kept)
+            ledger._tasks.append(asyncio.create_task(writing, name="kept"))
         return ledger
 
     async def close(self) -> None:
@@ -288,6 +294,8 @@ class SqlLedger:
         answers: dict[int, Settled | Exception] = {}
         try:
             answers.update(zip(map(id, first), await self._post(first), strict=True))
+            if self._keeps:
+                self._journal.keep(first)
         except StoreDown:
             return await self._to_journal(endings)
         except Exception as e:

@@ -84,4 +84,4 @@ class JournalDisk:
             path.write_bytes(content)
 
     def _sizes(self) -> dict[Path, int]:
-        return {path: path.stat().st_size for path in sorted(self.directory.iterdir())}
+        return {path: path.stat().st_size for path in sorted(self.directory.iterdir()) if path.is_file()}

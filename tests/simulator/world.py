@@ -366,7 +366,7 @@ class World:
                 process = self.current[slot]
                 await self.loop.create_task(process.stop(), name="leave", context=process.owner.context())
                 process.kill()
-        left = sorted(p.name for path in self._directory.iterdir() for p in path.iterdir())
+        left = sorted(p.name for path in self._directory.iterdir() for p in path.iterdir() if p.is_file())
         if left:
             self.checker.violated("journal", f"left behind: {left}")
         await asyncio.sleep(LEASE_TTL_S + self.schedule.grace_s + 1)

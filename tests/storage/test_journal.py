@@ -24,7 +24,8 @@ from tests.support.servers import PostgresServer, postgres_server
 
 
 def files(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir())
+    """What waits; what is only kept is in a directory of its own."""
+    return sorted(path for path in directory.iterdir() if path.is_file())
 
 
 def endings(n: int) -> list[Ending]:
