@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.core.dialects.blocks import Messages, asks_long, client_markers
-from gateway.core.dialects.facts import Facts, Segments
+from gateway.core.dialects.blocks import Message, Messages, client_markers
+from gateway.core.dialects.facts import Facts, Segment, Segments
 from gateway.core.markers import Outline
 from gateway.core.prefix import digest, divergence, is_system
 
@@ -102,10 +102,13 @@ class Lineages:
         keys = segments.keys
         known, old = lineage.outline, lineage.keys
         same = len(old) if old == keys[: len(old)] else _common(old, keys)
-        if known is None or same < known.first + 1 or 0 in keys:
+        if known is None or not known.sizes or 0 in keys or not _same_head(known, segments):
             known, same = Outline(False, False, [], [], [], []), 0
-        first = known.first
-        del known.messages[max(0, same - first) :], known.sizes[same:], known.blocks[same:]
+        elif same < len(old) and old[same + 1 :] == keys[same + 1 : len(old)]:
+            # One segment is another: a system prompt with a clock, a message that lost its marker.
+            self._replace(known, segments, same, facts.tool_count)
+            same = len(old)
+        del known.messages[max(0, same - known.first) :], known.sizes[same:], known.blocks[same:]
         while known.marked and known.marked[-1] >= same:
             known.marked.pop()
         for i in range(same, len(keys)):
@@ -118,24 +121,32 @@ class Lineages:
 
     def _append(self, outline: Outline, segments: Segments, i: int, tool_count: int) -> None:
         segment = segments[i]
-        size = outline.sizes[-1] if outline.sizes else 0
-        blocks = outline.blocks[-1] if outline.blocks else 0
+        message = self._look(segment, tool_count)
+        outline.tools |= segment.kind == "tools"
+        outline.system |= segment.kind == "system"
         if segment.kind == "message":
-            message = self._messages.of(segment)
             outline.messages.append(message)
-            added, markers = message.blocks, message.markers
-        else:
-            raw = segment.raw.tobytes()
-            outline.tools |= segment.kind == "tools"
-            outline.system |= segment.kind == "system"
-            added = tool_count if segment.kind == "tools" else max(1, raw.count(b'"type"'))
-            markers = client_markers(raw)
-            # A long life at the head may be followed by anything.
-            if markers and asks_long(raw):
-                markers = max(markers, 1)
-        outline.sizes.append(size + len(segment.raw))
-        outline.blocks.append(blocks + added)
-        outline.marked += [i] * markers
+        outline.sizes.append((outline.sizes[-1] if outline.sizes else 0) + len(segment.raw))
+        outline.blocks.append((outline.blocks[-1] if outline.blocks else 0) + message.blocks)
+        outline.marked += [i] * message.markers
+
+    def _replace(self, outline: Outline, segments: Segments, i: int, tool_count: int) -> None:
+        message = self._look(segments[i], tool_count)
+        if i >= outline.first:
+            outline.messages[i - outline.first] = message
+        for sums, added in ((outline.sizes, len(segments[i].raw)), (outline.blocks, message.blocks)):
+            more = added - (sums[i] - (sums[i - 1] if i else 0))
+            if more:
+                sums[i:] = [n + more for n in sums[i:]]
+        outline.marked = sorted([m for m in outline.marked if m != i] + [i] * message.markers)
+
+    def _look(self, segment: Segment, tool_count: int) -> Message:
+        """What there is to know of a segment; tools and system count as messages without a role."""
+        if segment.kind == "message":
+            return self._messages.of(segment)
+        raw = segment.raw.tobytes()
+        blocks = tool_count if segment.kind == "tools" else max(1, raw.count(b'"type"'))
+        return Message("", blocks, client_markers(raw))
 
     def head_seen(self, links: Sequence[bytes], head: int, now_s: float, life_s: float) -> bool:
         """Whether any prompt began with these tools and this system prompt at most `life_s` ago; this one does now."""
@@ -160,6 +171,12 @@ def first_said(segments: Segments) -> bytes:
         if segment.kind == "message" and not is_system(segment):
             return digest(segment)
     return b""
+
+
+def _same_head(outline: Outline, segments: Segments) -> bool:
+    """Tools and system are there, or not, as they were."""
+    kinds = [segments[i].kind for i in range(min(2, len(segments)))]
+    return ("tools" in kinds, "system" in kinds) == (outline.tools, outline.system)
 
 
 def _common(old: list[int], new: list[int]) -> int:

@@ -19,7 +19,13 @@ TOOLS: dict[str, list[dict[str, Any]]] = {
 
 
 async def run(
-    http: aiohttp.ClientSession, path: str, model: str, *, stream: bool, steps: int = 5, **headers: str
+    http: aiohttp.ClientSession,
+    path: str,
+    model: str,
+    *,
+    stream: bool,
+    steps: int = 5,
+    headers: dict[str, str],
 ) -> None:
     """Turns of one conversation; the tools come in another order every time."""
     turns: list[dict[str, Any]] = []
@@ -52,7 +58,7 @@ async def test_an_agent_without_markers_reads_from_the_cache_from_its_second_tur
     store: str, path: str, model: str, stream: bool
 ) -> None:
     async with running(store) as gw:
-        await run(gw.http, path, model, stream=stream, **{"x-task-id": "shaped"})
+        await run(gw.http, path, model, stream=stream, headers={"x-task-id": "shaped"})
         assert await reads(gw) == [False, True, True, True, True]
         comparison = await gw.ledger_equals_bill()
         assert comparison.equal, comparison
@@ -60,5 +66,5 @@ async def test_an_agent_without_markers_reads_from_the_cache_from_its_second_tur
 
 async def test_at_observe_it_does_not(sqlite_url: str) -> None:
     async with running(sqlite_url) as gw:
-        await run(gw.http, "messages", "demo-large", stream=False, **{"x-cache-level": "observe"})
+        await run(gw.http, "messages", "demo-large", stream=False, headers={"x-cache-level": "observe"})
         assert await reads(gw) == [False] * 5
