@@ -92,6 +92,16 @@ class Alerts:
                 finally:
                     self._waiting -= 1
 
+    def tell(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:
+        """What is no breaker's (`pipeline.exchange.World.tell`)."""
+        self._tasks.watch(self._put(kind, dedupe, body), "alert")
+
+    async def _put(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:
+        try:
+            await self._outbox.put([(kind, dedupe, body)])
+        except Unavailable as e:
+            _log.warning("nobody will be told that %s: %s", body["message"], e)
+
     async def _count(self) -> None:
         """For ever, until cancelled: a scrape must not wait for the database."""
         while True:

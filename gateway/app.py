@@ -300,6 +300,7 @@ class App:
             caching=settings.caching,
             watch=self.watch,
             alert=self.alerts.breaker,
+            tell=self.alerts.tell,
             go_on=self._go_on,
         )
 

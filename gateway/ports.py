@@ -211,6 +211,7 @@ class Answer:
     body: bytes = b""
     stream: AsyncGenerator[bytes, None] | None = None
     first_token_s: float | None = None
+    error: str = ""  # kind of the error that this answer stands for
 
 
 class Observer(Protocol):

@@ -7,7 +7,10 @@ bounded label for metrics and the ledger. Nothing here may hold a secret or an u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from gateway.core.entry import Refused
 
 
 def provider_request_id(headers: Mapping[str, str]) -> str:
@@ -121,8 +124,12 @@ class BudgetExceeded(GatewayError):
         unit: str = "usd",
         remaining: int = 0,
         resets_at: str | None = None,
+        refused: Refused | None = None,
+        used_up: bool = False,
     ) -> None:
         super().__init__(message)
+        self.refused = refused  # what the ledger said
+        self.used_up = used_up  # no hold that ends brings anything back
         self.scope = scope
         self.unit = unit
         self.remaining = remaining  # in `unit`; nano-dollars if that is "usd"

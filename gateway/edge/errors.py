@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, UpstreamOverloaded, UpstreamRefused
-from gateway.core.money import usd_text
+from gateway.core.refusal import refusal_headers
 
 #: Longest Retry-After that is ever sent: above it SDKs and agents wait for minutes or give up.
 RETRY_AFTER_MAX_S = 60
@@ -58,11 +58,7 @@ def render(error: GatewayError, dialect: str, request_id: str) -> tuple[int, Hea
     if error.should_retry is not None and status not in (429, 503, 529):
         headers.append(("x-should-retry", "true" if error.should_retry else "false"))
     if isinstance(error, BudgetExceeded):
-        headers.append(("x-budget-scope", error.scope))
-        left = usd_text(error.remaining) if error.unit == "usd" else str(error.remaining)
-        headers.append((f"x-budget-remaining-{error.unit.replace('_', '-')}", left))
-        if error.resets_at:
-            headers.append(("x-budget-resets-at", error.resets_at))
+        headers += refusal_headers(error)
     message = " ".join(error.message.split())
     code = error.error_code or error.code if isinstance(error, UpstreamRefused) else error.code
     kind = error.error_type if isinstance(error, UpstreamRefused) else None

@@ -256,6 +256,7 @@ class Edge:
         answer = await self._gateway.serve(incoming, steps)
         done.status, done.task_id, done.client = answer.status, answer.task_id, answer.client
         done.deployment, done.first_token_s = answer.deployment, answer.first_token_s
+        done.error = answer.error
         pairs = answer.headers
         pairs.append(("Content-Type", answer.content_type))
         _stamp(pairs, done.request_id)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from gateway.core import bounds, prices
 from gateway.core.catalog import Deployment, Operation
-from gateway.core.entry import Amounts, Attempt, Granted, Refused, Unit
-from gateway.core.errors import BudgetExceeded, RateLimited, UnboundableRequest
+from gateway.core.entry import Amounts, Attempt, Granted, Refused
+from gateway.core.errors import RateLimited
 from gateway.core.identity import RateLimit
-from gateway.core.money import usd_text
 from gateway.core.prices import PriceRow
+from gateway.core.refusal import refusal_of
 from gateway.core.shaping import RELOCATION_TOKENS
 from gateway.core.task import State
-from gateway.pipeline import bound, runs
+from gateway.pipeline import bound, ending, runs
 from gateway.pipeline.exchange import Exchange, World
 
 
@@ -99,20 +97,21 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     ask = least = _amounts(x, row, asked_output)
     if asked_output > _prior(world, x) and (comfort := _comfort(world, x)) < asked_output:
         least = _amounts(x, row, comfort)
-    granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
+    granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least, landing=x.landing)
     stuck = isinstance(granted, Refused) and granted.state == State.PAUSED_LOOP
     # A person who speaks to a stuck agent is what its breaker waits for.
     if stuck and x.spoken and await world.go_on(attempt.task_id, "somebody has spoken to the model"):
         granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
     if isinstance(granted, Refused):
-        raise _refusal(granted, ask)
+        raise refusal_of(granted, ask, least)
     x.task_step = granted.task_step
     x.task_began_ms = granted.task_began_ms
     if x.run is not None:
         runs.granted(world, _scopes(attempt), granted)
     x.under_hard_budget = granted.under_hard_budget
-    x.budget_remaining_nano_usd = granted.remaining_nano_usd
-    x.budget_scope = granted.remaining_scope
+    x.granted = granted
+    if granted.warned:
+        ending.warn(world, granted)
     return Hold(granted.amount_nano_usd, row, _bound_to_write(x, row, granted, ask))
 
 
@@ -206,49 +205,3 @@ def _paid_for(x: Exchange, row: PriceRow | None, nano_usd: int, most: int) -> in
         fits = (_ceiling(x, row, middle) or 0) <= nano_usd
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
-
-
-def _refusal(refused: Refused, ask: Amounts) -> BudgetExceeded | UnboundableRequest:
-    scope = refused.scope.replace(":", " ", 1)
-    amount = ask.of(refused.unit)
-    if refused.state and not refused.limit:
-        return BudgetExceeded(f"the {scope} is {refused.state}, so it gets no answers", scope=refused.scope)
-    if amount is None:
-        missing = "known price or no upper bound" if refused.unit is Unit.USD else "upper bound"
-        return UnboundableRequest(
-            f"this request has no {missing}, and the {scope} has a hard budget in {_UNIT_NAMES[refused.unit]}",
-            param="model",
-        )
-    resets = _iso(refused.resets_at_ms)
-    unit = refused.unit
-    kept_back = f", {_shown(refused.kept_back, unit)} of it kept back for a last answer" * bool(
-        refused.kept_back
-    )
-    return BudgetExceeded(
-        f"the budget of the {scope} is used up: {_shown(refused.spent, unit)} spent and "
-        f"{_shown(refused.held, unit)} reserved of {_shown(refused.limit, unit)}{kept_back}; this request may "
-        f"{'cost' if unit is Unit.USD else 'use'} up to {_shown(amount, unit)}. "
-        + (f"It resets at {resets}." if resets else "Ask its owner to raise it, or start a new task."),
-        scope=refused.scope,
-        unit=unit,
-        remaining=refused.remaining,
-        resets_at=resets,
-    )
-
-
-_UNIT_NAMES = {
-    Unit.USD: "dollars",
-    Unit.INPUT_TOKENS: "input tokens",
-    Unit.OUTPUT_TOKENS: "output tokens",
-    Unit.CALLS: "calls",
-}
-
-
-def _shown(amount: int, unit: Unit) -> str:
-    if unit is Unit.USD:
-        return f"${usd_text(amount)}"
-    return f"{amount:,} {_UNIT_NAMES[unit].removesuffix('s' if amount == 1 else '')}"
-
-
-def _iso(at_ms: int | None) -> str | None:
-    return None if at_ms is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ms / 1000))

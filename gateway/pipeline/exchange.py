@@ -10,6 +10,7 @@ from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
+from gateway.core.entry import Granted
 from gateway.core.health import HealthState
 from gateway.core.identity import Caller, RateLimit, TaskRef
 from gateway.core.known_prompts import KnownPrompts, Prompt
@@ -89,6 +90,22 @@ class Verified:
         self._hmacs[text] = stored
 
 
+class Told:
+    """Events of which somebody was told from here; a second time the outbox would drop them, at the cost of SQL."""
+
+    def __init__(self, capacity: int = 10_000) -> None:
+        self._told: set[str] = set()
+        self._capacity = capacity
+
+    def first(self, event: str) -> bool:
+        if event in self._told:
+            return False
+        if len(self._told) >= self._capacity:
+            self._told.clear()
+        self._told.add(event)
+        return True
+
+
 def _nobody(_kind: str, _dedupe: str, _body: Mapping[str, object]) -> None:
     """Nobody is told."""
 
@@ -96,6 +113,10 @@ def _nobody(_kind: str, _dedupe: str, _body: Mapping[str, object]) -> None:
 async def _not_paused(_task_id: str, _reason: str) -> bool:
     """No task is paused here."""
     return False
+
+
+def _unshared(_changes: Mapping[str, HealthState]) -> None:
+    """No other replica is told."""
 
 
 def _unheard(_rule: str) -> None:
@@ -140,6 +161,9 @@ class World:
     rule_failed: Callable[[str], None] = _unheard
     #: (kind, key that is the same for the same event, body): somebody is to be told. Never blocks.
     alert: Callable[[str, str, Mapping[str, object]], None] = _nobody
+    #: the same for what is no breaker's
+    tell: Callable[[str, str, Mapping[str, object]], None] = _nobody
+    told: Told = field(default_factory=Told)
     #: (task id, why): let a task go on that a breaker has paused; False if it is not. Raises `Unavailable`.
     go_on: Callable[[str, str], Awaitable[bool]] = _not_paused
 
@@ -169,14 +193,15 @@ class Exchange:
 
     spoken: bool = False  # somebody has said something new to the model since its last turn
 
+    landing: bool = False  # the last answer of a task whose budget is used up
+
     # filled in as attempts end
     attempts: int = 0
     charged_nano_usd: int = 0  # by attempts that failed but may be billed
     task_step: int = 0
     task_began_ms: int = 0  # as the ledger knows it; 0 = not known
     under_hard_budget: bool = False
-    budget_remaining_nano_usd: int | None = None
-    budget_scope: str = ""
+    granted: Granted | None = None  # to the latest attempt
     calling: Deployment | None = None  # whose answer is being waited for
     client_gone: bool = False  # the attempt under way may go on, but is the last
 

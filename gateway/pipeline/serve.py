@@ -13,10 +13,11 @@ from functools import lru_cache
 
 from gateway.core import dialects
 from gateway.core.catalog import OnDisconnect
-from gateway.core.errors import GatewayError, provider_request_id
+from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, provider_request_id
 from gateway.core.identity import Caller
 from gateway.core.money import usd_text
-from gateway.pipeline import admit, breakers, identify, meter
+from gateway.core.refusal import granted_headers
+from gateway.pipeline import admit, breakers, ending, identify, meter
 from gateway.pipeline.call import Opened, open_answer
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.read import read
@@ -64,18 +65,39 @@ class Gateway:
         steps.mark("identify")
         shape(x)
         steps.mark("shape")
-        breakers.ask(world, x)
-        route(world, x)
-        steps.mark("route")
-        await admit.enter(world, x)
-        opened = await _opened(world, x)
-        identify.remember(world, x)
-        answer = _answer(x, opened, _headers(world, x, opened))
-        if opened.meter is not None:
-            answer.stream = await meter.pump(world, x, opened)
-        else:
-            _add_cost(world, x, opened, answer)
-        return answer
+        try:
+            breakers.ask(world, x)
+            route(world, x)
+            steps.mark("route")
+            await admit.enter(world, x)
+            return await _answered(world, x)
+        except (BudgetExceeded, TaskStopped) as refusal:
+            answer = await _instead(world, x, refusal)
+            if answer is None:
+                raise
+            return answer
+
+
+async def _answered(world: World, x: Exchange) -> Answer:
+    opened = await _opened(world, x)
+    identify.remember(world, x)
+    answer = _answer(x, opened, _headers(world, x, opened))
+    if opened.meter is not None:
+        answer.stream = await meter.pump(world, x, opened)
+    else:
+        _add_cost(world, x, opened, answer)
+    return answer
+
+
+async def _instead(world: World, x: Exchange, refusal: BudgetExceeded | TaskStopped) -> Answer | None:
+    """What is answered instead of a refusal; None = nothing is."""
+    last = ending.last_exchange(world, x, refusal)
+    if last is not None:
+        try:
+            return await _answered(world, last)
+        except GatewayError:
+            pass  # another request has had the task's last answer, or its model failed: the refusal stands
+    return ending.answer_of(x, refusal)
 
 
 @lru_cache(maxsize=1_024)
@@ -173,9 +195,10 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
         headers.append(("x-route-reason", in_a_header(x.route.why)))
     if x.route.instead_of:
         headers.append(("x-route-instead-of", in_a_header(x.route.instead_of)))
-    if x.budget_remaining_nano_usd is not None:
-        headers.append(("x-budget-remaining-usd", usd_text(x.budget_remaining_nano_usd)))
-        headers.append(("x-budget-scope", x.budget_scope))
+    if x.granted is not None and (x.under_hard_budget or x.granted.warned):
+        headers += granted_headers(x.granted)
+    if x.landing:
+        headers.append(("x-budget-stop", ending.RULE))
     if world.limits.degraded:
         headers.append(("x-gw-degraded", "ratelimit"))
     upstream = opened.answer.headers

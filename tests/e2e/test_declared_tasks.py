@@ -141,3 +141,47 @@ async def test_a_key_does_not_join_another_keys_task(store: str) -> None:
         status, own, _ = await named(gw, theirs["id"])
         assert (status, own == theirs["id"]) == (200, False)
         assert (await ask(gw, "GET", f"/v1/tasks/{theirs['id']}"))[1]["steps"] == 0
+
+
+async def test_a_run_is_summed_up_once_when_its_money_ends_and_again_after_a_raise(store: str) -> None:
+    async with running(store) as gw:
+        budgets = [{"unit": "usd", "limit": "0.2", "on_exceed": "summarize"}]
+        _, task = await ask(gw, "POST", "/v1/tasks", body={"name": "fix it", "budgets": budgets})
+        headers = {"Authorization": f"Bearer {task['key']}"}
+        history = [
+            {"role": "user", "content": f"step {i} demo:output=300 " + "a line of code " * 200}
+            for i in range(5)
+        ]
+
+        async def until_it_ends(stream: bool) -> tuple[int, str]:
+            """How many calls were answered by the model that was asked for, and which wrote the last answer."""
+            for answered in range(200):
+                body = {"model": "demo-large", "max_tokens": 400, "messages": history, "stream": stream}
+                async with gw.http.post("/v1/chat/completions", json=body, headers=headers) as answer:
+                    text = await answer.text()
+                    assert answer.status == 200, text
+                    if "x-budget-stop" in answer.headers:
+                        assert answer.headers["x-budget-stop"] == "summarize"
+                        return answered, answer.headers["x-tier"]
+                await gw.settle_all()
+            raise AssertionError("it does not end")
+
+        answered, tier = await until_it_ends(stream=False)
+        assert (answered > 0, tier) == (True, "small")
+        assert (await call(gw, task["key"]))[0] == 402
+        at = f"/v1/tasks/{task['id']}"
+        _, seen = await ask(gw, "GET", at)
+        assert (seen["state"], seen["state_reason"].split(" req_")[0]) == ("paused_budget", "summed up by")
+        assert float(seen["spent_usd"]) <= 0.2
+
+        more = {"unit": "usd", "limit": "0.4", "reason": "nearly there"}
+        assert (await ask(gw, "POST", f"{at}/budgets", body=more))[1]["state"] == "running"
+        assert (await until_it_ends(stream=True))[1] == "small"
+        await gw.settle_all()
+        landings = [e for e in await gw.entries() if e["rule"] == "summarize"]
+        assert [(e["tier"], e["kind"], e["stream"]) for e in landings] == [
+            ("small", "post", False),
+            ("small", "post", True),
+        ]
+        assert (await gw.ledger_equals_bill()).differences == ()
+        assert float((await ask(gw, "GET", at))[1]["spent_usd"]) <= 0.4

@@ -38,12 +38,16 @@ RATES = Rates(3_000_000, 15_000_000, 300_000, 3_750_000, 6_000_000)
 
 
 class MemoryLedger:
-    """`ports.Ledger` that remembers. `refuse` answers the next holds; holds and entries stay readable."""
+    """`ports.Ledger` that remembers. `refuse` answers the next holds, but for one landing if `lands`; holds and entries
+    stay readable.
+    """
 
     def __init__(self) -> None:
         self.holds: dict[str, int] = {}
         self.entries: list[tuple[Attempt, Outcome]] = []
         self.refuse: Refused | None = None
+        self.lands = False
+        self.warned: tuple[Refused, ...] = ()
         self.remaining_nano_usd: int | None = None
         self.remaining_calls: int | None = None
         self.grant_nano_usd: int | None = None
@@ -58,7 +62,9 @@ class MemoryLedger:
         landing: bool = False,
     ) -> Granted | Refused:
         if self.refuse is not None:
-            return self.refuse
+            if not (landing and self.lands):
+                return self.refuse
+            self.lands = False
         amount = self.grant_nano_usd if self.grant_nano_usd is not None else ask.nano_usd or 0
         self.holds[attempt.attempt_id] = amount
         scope = scopes[-1] if self.remaining_nano_usd is not None else ""
@@ -69,6 +75,7 @@ class MemoryLedger:
             1,
             ask.output_tokens,
             remaining_calls=self.remaining_calls,
+            warned=self.warned,
         )
 
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
@@ -192,6 +199,7 @@ class SmallWorld:
             caching=self.caching,
             cache_rules=lambda: self.cache_rules,
             alert=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
+            tell=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
         )
         if self.go_on is not None:
             self.world = replace(self.world, go_on=self.go_on)
