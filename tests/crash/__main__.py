@@ -52,7 +52,8 @@ async def _campaign(options: argparse.Namespace) -> int:
             if options.fault is not None:
                 todo = only(todo, options.fault)
             if not options.json:
-                print(f"seed {seed}: {'; '.join(map(str, todo.faults))}", flush=True)
+                away = "" if todo.stays_away is None else f"; gateway {todo.stays_away} stays away"
+                print(f"seed {seed}: {'; '.join(map(str, todo.faults))}{away}", flush=True)
             played = await play(here, todo)
             all_played.append(played)
             if not options.json:

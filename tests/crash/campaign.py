@@ -155,7 +155,7 @@ async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
     for gateway in site.gateways:
         gateway.way.cut(gateway.way.how, 0)
     reaping = [f.point for f in todo.faults if f.point in REAP]
-    await site.revive()
+    await site.revive(but=todo.stays_away)
     for point in reaping:
         for gateway in site.gateways:
             gateway.order_death(point)
@@ -165,8 +165,10 @@ async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
                 for gateway in site.gateways:
                     if not gateway.alive and not gateway.ordered:
                         reached.update(reaping)
-                await site.revive()
-                if not any(g.journalled for g in site.gateways) and not await rows(site.database, _OPEN):
+                await site.revive(but=todo.stays_away)
+                if not any(g.journalled for g in site.gateways if g.alive) and not await rows(
+                    site.database, _OPEN
+                ):
                     break
                 await asyncio.sleep(0.1)
     except TimeoutError:

@@ -11,6 +11,8 @@ from tests.support.commit_cutter import Cut
 
 GATEWAYS = 3
 POINTS = tuple(Point)
+#: It takes a lease, which is half a minute.
+STAYS_AWAY_EVERY = 2 * len(POINTS)
 _JOURNAL = frozenset(p for p in Point if p.startswith(("journal", "replay")))
 REAP = frozenset(p for p in Point if p.startswith("reap"))
 
@@ -58,6 +60,8 @@ class Round:
     calls: int
     at_once: int
     leaving: float  # the share of clients that do not stay to the end
+    #: This gateway is not started again before its lease has run out and the others have charged what it held.
+    stays_away: int | None = None
 
 
 def plan(seed: int) -> Round:
@@ -73,8 +77,14 @@ def plan(seed: int) -> Round:
     for _ in range(rnd.randrange(3)):
         faults.append(_another(rnd))
     faults.sort(key=lambda f: f.after_s)
+    away = seed % STAYS_AWAY_EVERY == POINTS.index(Point.AMID_STREAM)
     return Round(
-        seed, tuple(faults), rnd.randrange(120, 240), rnd.choice((8, 16, 32)), rnd.choice((0.1, 0.3))
+        seed,
+        tuple(faults),
+        calls=rnd.randrange(120, 240),
+        at_once=rnd.choice((8, 16, 32)),
+        leaving=rnd.choice((0.1, 0.3)),
+        stays_away=victim if away else None,
     )
 
 

@@ -186,14 +186,13 @@ class Site:
         finally:
             await client.aclose()
 
-    async def revive(self) -> list[int]:
-        """Start what is dead. Returns which gateways were."""
+    async def revive(self, but: int | None = None) -> None:
+        """Start what is dead, `but` this gateway."""
         await self.start_postgres()
         if self.redis.process is None:
             await asyncio.to_thread(self.redis.start)
-        dead = [g for g in self.gateways if not g.alive]
+        dead = [g for g in self.gateways if not g.alive and g.number != but]
         await asyncio.gather(*(g.start() for g in dead))
-        return [g.number for g in dead]
 
 
 @asynccontextmanager
