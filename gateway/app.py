@@ -23,6 +23,7 @@ from gateway.alerts import Alerts
 from gateway.core import health
 from gateway.core.breakers import Watch
 from gateway.core.entry import Attempt, Outcome
+from gateway.core.errors import is_refusal
 from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.jobs import reaper as reaping
@@ -396,7 +397,7 @@ class App:
                 first_token_s=done.first_token_s,
                 overhead_s=overhead_s,
             )
-        if done.error:
+        if is_refusal(done.error):
             self.metrics.refusal(done.error)
         if self._tracing is not None:
             self._trace(self._tracing, done, status, duration_s)

@@ -250,3 +250,15 @@ class UpstreamRefused(UpstreamError):
         )
         self.error_type = error_type
         self.error_code = error_code
+
+
+def is_refusal(kind: str) -> bool:
+    """Whether an error of that kind was said before anything was spent: all but providers' failures and our own."""
+    return kind not in _NO_REFUSALS
+
+
+def _kinds(of: type[GatewayError]) -> set[str]:
+    return {of.kind}.union(*(_kinds(each) for each in of.__subclasses__()))
+
+
+_NO_REFUSALS = frozenset({"", GatewayError.kind, *_kinds(UpstreamError)})
