@@ -298,7 +298,7 @@ class App:
             drains=Drains(DRAINS_MAX),
             breakers=settings.breakers,
             cache_rules=lambda: self.settings.cache_rules,
-            caching=settings.caching,
+            caching=lambda: self.settings.caching,
             watch=self.watch,
             alert=self.alerts.breaker,
             tell=self.alerts.tell,

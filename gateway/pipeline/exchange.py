@@ -150,7 +150,7 @@ class World:
     breakers: BreakerPolicy = field(default_factory=BreakerPolicy)
     threads: Threads = field(default_factory=Threads)
     cache_rules: Callable[[], CacheRules] = CacheRules
-    caching: CachingPolicy = field(default_factory=CachingPolicy)
+    caching: Callable[[], CachingPolicy] = CachingPolicy
     shaper: Shaper = field(default_factory=Shaper)
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
     outputs: Outputs = field(default_factory=Outputs)

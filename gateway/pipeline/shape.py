@@ -42,7 +42,8 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
     """What leaves for this deployment instead of what came. Synchronous: what is remembered of a run belongs to one
     request from its first look to its last."""
     caller, provider = x.caller, deployment.provider
-    level = world.caching.level_for(x.cache_level, caller.key_id, caller.team_id, deployment.name)
+    policy = world.caching()
+    level = policy.level_for(x.cache_level, caller.key_id, caller.team_id, deployment.name)
     if level is Level.OBSERVE:
         return AS_IT_CAME
     rule = world.cache_rules().find(
@@ -62,7 +63,7 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
                 rule=rule,
                 native=deployment.native(x.operation) and provider.wire is not Wire.LITELLM,
                 level=level,
-                off=world.caching.off,
+                off=policy.off,
                 group=x.task.task_id,
                 salt=partial(_salt, world, caller.tenant_id) if isolated else None,
                 now_s=world.clock.monotonic(),

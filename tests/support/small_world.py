@@ -196,7 +196,7 @@ class SmallWorld:
             drains=Drains(64),
             breakers=self.breakers,
             threads=self.threads,
-            caching=self.caching,
+            caching=lambda: self.caching,
             cache_rules=lambda: self.cache_rules,
             alert=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
             tell=lambda kind, dedupe, body: self.alerts.append((kind, dedupe, body)),
