@@ -112,6 +112,8 @@ class TaskFacts(Protocol):
     @property
     def steps_left(self) -> int | None: ...
     @property
+    def above(self) -> Sequence[Budget]: ...
+    @property
     def outcome(self) -> OutcomeRow | None: ...
     @property
     def events(self) -> Sequence[BreakerRow]: ...
@@ -330,6 +332,7 @@ def _document(facts: TaskFacts) -> dict[str, object]:
         "next_step_usd": None if facts.step_nano_usd is None else usd_text(facts.step_nano_usd),
         "steps_left": facts.steps_left,
         "budgets": [_budget(b) for b in facts.budgets],
+        "budgets_above": [{"task": b.scope.partition(":")[2], **_budget(b)} for b in facts.above],
         "children": [_row(child) for child in facts.children],
         "outcome": None if facts.outcome is None else _outcome(facts.outcome),
         "breakers": [_breaker(event) for event in facts.events],

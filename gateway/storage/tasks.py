@@ -13,21 +13,19 @@ from functools import partial
 
 import msgspec
 
+from gateway.core import pace
 from gateway.core.budget import ALERT_PERCENTS, Budget, OnExceed
 from gateway.core.entry import Unit
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.identity import KeyRecord
 from gateway.core.task import ADMITTING, CHILDREN_MAX, DEPTH_MAX, State
-from gateway.storage import audit, breaker_events, budget_changes, budget_rows, task_rows
+from gateway.storage import audit, breaker_events, budget_changes, budget_rows, lines, task_rows
 from gateway.storage.accounts import SELECT_TASKS, Task, add_key, rule_of, task_of
 from gateway.storage.breaker_events import BreakerEvent
 from gateway.storage.budget_changes import BudgetRule
 from gateway.storage.budget_rows import fresh_id
 from gateway.storage.database import Database
 from gateway.storage.transact import Fetch, Sql, Tx, json_text
-
-#: Steps whose average cost says what the next one may cost.
-PACE_STEPS = 10
 
 _NOW = Sql("SELECT now_ms()")
 _TASK = Sql(f"{SELECT_TASKS} WHERE task_id = $1")
@@ -50,7 +48,8 @@ _MORE = Sql(
     "SELECT labels, breakers, success, score, outcome_labels, outcome_at_ms FROM task WHERE task_id = $1"
 )
 _LAST_COSTS = Sql(
-    "SELECT step, amount_nano_usd FROM ledger WHERE task_id = $1 ORDER BY at_ms DESC, entry_id DESC LIMIT 100"
+    "SELECT step, amount_nano_usd, charged_input_tokens, charged_output_tokens, charged_calls FROM ledger "
+    "WHERE task_id = $1 ORDER BY at_ms DESC, entry_id DESC LIMIT 100"
 )
 _OUTCOME = Sql(
     "UPDATE task SET success = $2, score = $3, outcome_labels = $4, outcome_at_ms = now_ms() WHERE task_id = $1"
@@ -120,22 +119,23 @@ class TaskView:
     breakers: str | None  # JSON, as it was declared
     budgets: Sequence[Budget]
     children: Sequence[Task]
-    #: average cost of the last steps (`PACE_STEPS`), which the next may be expected to cost; None before the first
-    step_nano_usd: int | None
+    #: what the next step may be expected to use of each unit; nothing before the first
+    next_step: Mapping[Unit, int]
     outcome: TaskOutcome | None
     #: what breakers saw and did, the latest first
     events: Sequence[BreakerEvent] = ()
 
+    #: those of tasks above it that its own are no parts of: what it uses counts in them as well
+    above: Sequence[Budget] = ()
+
+    @property
+    def step_nano_usd(self) -> int | None:
+        return self.next_step.get(Unit.USD)
+
     @property
     def steps_left(self) -> int | None:
-        """How many more steps the tightest budget pays for at this pace; None = nothing says."""
-        left = [
-            max(0, b.room) // self.step_nano_usd
-            for b in self.budgets
-            if b.hard and b.unit is Unit.USD and self.step_nano_usd
-        ]
-        left += [max(0, b.room) for b in self.budgets if b.hard and b.unit is Unit.CALLS]
-        return min(left, default=None)
+        """How many more such steps its budgets and those above it pay for; None = nothing says."""
+        return pace.steps_left([*self.budgets, *self.above], self.next_step)
 
 
 class Tasks:
@@ -333,14 +333,24 @@ class Tasks:
             breakers,
             budgets,
             [task_of(row) for row in children],
-            _pace([(step, amount) for step, amount in costs]),
+            pace.next_step((*row,) for row in costs),
             outcome,
             (yield from breaker_events.of_task(task.task_id)),
+            (yield from _above(task.task_id, budgets)),
         )
 
 
 def _owner(key: KeyRecord) -> str:
     return key.declared_by or key.key_id
+
+
+def _above(task_id: str, own: Sequence[Budget]) -> Tx[list[Budget]]:
+    line = lines.line_of(task_id, (), (yield from lines.links([task_id])))
+    found: list[Budget] = []
+    for up in line.above:
+        found += yield from budget_rows.read(f"task:{up}")
+    mine = {b.budget_id for b in own}
+    return [b for b in budget_rows.apart([*own, *found]) if b.budget_id not in mine]
 
 
 def _known(task_id: str) -> Tx[Task]:
@@ -368,12 +378,3 @@ def _refuse_child(parent: Task) -> Tx[None]:
         raise InvalidRequest(f"tasks nest at most {DEPTH_MAX} deep", param="parent")
     if (yield Fetch(_OPEN_CHILDREN, (parent.task_id,)))[0][0] >= CHILDREN_MAX:
         raise InvalidRequest(f"a task has at most {CHILDREN_MAX} children that are not done", param="parent")
-
-
-def _pace(costs: Sequence[tuple[int, int]]) -> int | None:
-    """The average cost of the last steps, rounded up; `costs` are entries (step, amount), the latest first."""
-    by_step: dict[int, int] = {}
-    for step, amount in costs:
-        if step in by_step or len(by_step) < PACE_STEPS:
-            by_step[step] = by_step.get(step, 0) + amount
-    return -(-sum(by_step.values()) // len(by_step)) if by_step else None

@@ -160,6 +160,7 @@ async def test_what_a_declaration_says_is_what_is_shown(desk: Desk) -> None:
         "next_step_usd": None,
         "steps_left": None,
         "budgets": doc["budgets"],
+        "budgets_above": [],
         "children": [],
         "outcome": None,
         "breakers": [],

@@ -411,6 +411,21 @@ async def test_owners_have_nothing_of_one_another(it: World) -> None:
         await it.tasks.end("task_none")
 
 
+async def test_a_child_that_a_client_names_is_shown_with_the_budgets_above_it(it: World) -> None:
+    task = await it.declare({Unit.USD: 1_000})
+    a = attempt(task_id="task_sub", parent_task_id=task.task.task_id, key_id=it.key.key_id)
+    assert isinstance(
+        await it.ledger.reserve(a, scopes(a), Amounts(100, 10, 10), Amounts(100, 10, 10)), Granted
+    )
+    await it.ledger.settle(a, outcome(100))
+    view = await it.tasks.task_view("task_sub")
+    assert ([b.budget_id for b in view.budgets], [(b.scope, b.left) for b in view.above]) == (
+        [], [(f"task:{task.task.task_id}", 900)],
+    )  # fmt: skip
+    assert (view.step_nano_usd, view.steps_left) == (100, 9)
+    assert (await it.tasks.task_view(task.task.task_id)).above == []
+
+
 async def test_a_task_is_shown_with_everything_that_is_known_of_it(it: World) -> None:
     task = await it.declare({Unit.USD: 1_000, Unit.CALLS: 50}, labels={"repo": "x"}, breakers='{"steps":9}')
     child = await it.declare({Unit.USD: 100, Unit.CALLS: 5}, task)
@@ -426,7 +441,7 @@ async def test_a_task_is_shown_with_everything_that_is_known_of_it(it: World) ->
         Unit.CALLS: (50, 12, 5, 33),
     }
     assert [(c.task_id, c.state, c.name) for c in view.children] == [(child.task.task_id, "running", "run")]
-    assert (view.step_nano_usd, view.steps_left) == (8, 33)  # (3 + ... + 12) / 10, rounded up; 33 calls left
+    assert (view.step_nano_usd, view.steps_left) == (13, 33)  # after 3, 4, ... 12 comes 13; 33 calls left
     assert view.outcome is not None
     assert view.outcome == TaskOutcome(True, 0.5, {"tests": "passed"}, view.outcome.at_ms)
     empty = await it.tasks.task_view(child.task.task_id)
