@@ -24,7 +24,7 @@ ROOT = Admin("admin")
 
 
 def admin_deps(
-    settings: Settings,
+    settings: Callable[[], Settings],
     database: Database,
     world: World,
     pepper: bytes,
@@ -35,32 +35,34 @@ def admin_deps(
     on_change: Callable[[], None],
     on_fault: Callable[[str, BaseException], None],
 ) -> AdminDeps:
-    """Everything that the admin listener needs."""
+    """Everything that the admin listener needs. `settings` are those in force, which a reload changes."""
+    task_limit = settings().task_budget_nano_usd
 
     def registry(admin: Admin, once: Once | None) -> Registry:
         return Registry(database, admin, pepper=pepper, once=once)
 
-    configured = Configured(
-        settings.providers,
-        frozenset(settings.credentials),
-        settings.routing.texts,
-        settings.routing.mode.value,
-        settings.prices,
-    )
+    def configured() -> Configured:
+        now = settings()
+        return Configured(
+            now.providers,
+            frozenset(now.credentials),
+            now.routing.texts,
+            now.routing.mode.value,
+            now.prices,
+        )
+
     return AdminDeps(
-        identify=identify(admin_token(settings), AdminKeys(database, pepper)),
+        identify=identify(admin_token(settings()), AdminKeys(database, pepper)),
         readiness=readiness,
         metrics=metrics,
         registry=registry,
         prefix=explained.request,
         misses=partial(reports.misses, database),
-        tasks=lambda actor: Tasks(
-            database, actor=actor, pepper=pepper, task_limit_nano_usd=settings.task_budget_nano_usd
-        ),
+        tasks=lambda actor: Tasks(database, actor=actor, pepper=pepper, task_limit_nano_usd=task_limit),
         on_change=on_change,
         pepper=pepper,
         catalog=world.catalog,
-        configured=lambda: configured,
+        configured=configured,
         health=lambda: {
             name: state.status(world.clock.monotonic()).value for name, state in world.health.items()
         },

@@ -447,7 +447,7 @@ class App:
     async def _start_admin(self, world: World, pepper: bytes) -> None:
         server = AdminServer(
             admin_deps(
-                self.settings,
+                lambda: self.settings,
                 self.database,
                 world,
                 pepper,

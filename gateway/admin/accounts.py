@@ -285,10 +285,10 @@ _KEY_FILTERS = (
 ROUTES = (
     Route("GET", "/me", who_am_i, Right.READ, "admin keys"),
     Route("GET", "/tenants", list_tenants, Right.READ, "tenants", TenantOut, params=PAGED, listed=True),
-    Route("POST", "/tenants", create_tenant, Right.CHANGE, "tenants", TenantOut, TenantIn, status=201, once=True),
+    Route("POST", "/tenants", create_tenant, Right.OPERATE, "tenants", TenantOut, TenantIn, status=201, once=True),
     Route("GET", "/tenants/{tenant_id}", get_tenant, Right.READ, "tenants", TenantOut, tagged=True),
     Route("PATCH", "/tenants/{tenant_id}", change_tenant, Right.CHANGE, "tenants", TenantOut, TenantPatch, once=True, tagged=True),
-    Route("DELETE", "/tenants/{tenant_id}", delete_tenant, Right.CHANGE, "tenants", TenantOut, once=True, tagged=True),
+    Route("DELETE", "/tenants/{tenant_id}", delete_tenant, Right.OPERATE, "tenants", TenantOut, once=True, tagged=True),
     Route("GET", "/teams", list_teams, Right.READ, "teams", TeamOut, params=(text("tenant_id"), *PAGED), listed=True),
     Route("POST", "/teams", create_team, Right.CHANGE, "teams", TeamOut, TeamIn, status=201, once=True),
     Route("GET", "/teams/{team_id}", get_team, Right.READ, "teams", TeamOut, tagged=True),

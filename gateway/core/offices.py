@@ -29,7 +29,7 @@ class Right(StrEnum):
     CHANGE_IN_TEAM = "change_in_team"
     #: change tenants, teams, their budgets
     CHANGE = "change"
-    #: read what belongs to nobody in particular: the audit trail, providers and credentials
+    #: what belongs to nobody in particular: tenants as such, the audit trail, providers and credentials
     OPERATE = "operate"
     #: make and revoke admin keys
     OWN = "own"

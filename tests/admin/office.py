@@ -15,7 +15,8 @@ from gateway.admin.server import AdminServer
 from gateway.administration import identify
 from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Operation, Provider, Tier, Wire
-from gateway.core.prices import PriceBook
+from gateway.core.prices import PriceBook, PriceRow
+from gateway.core.rates import Rates
 from gateway.core.rules import RuleText
 from gateway.storage import reports
 from gateway.storage.accounts import Accounts
@@ -50,7 +51,7 @@ CONFIGURED = Configured(
     frozenset({"acme"}),
     (RuleText("late", "task.step > 40", Tier.SMALL),),
     "active",
-    PriceBook.of(()),
+    PriceBook.of((PriceRow("acme/large", "2026-01", 0, Rates(3_000_000, 15_000_000, 300_000)),)),
 )
 
 
