@@ -376,6 +376,7 @@ class App:
                 on_change=self.store_changed,
             ),
             prefix=self._explained(),
+            artifacts=world.shaper.artifacts.text,
         )
         self.metrics.gauge(
             "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)

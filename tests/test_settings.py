@@ -17,6 +17,8 @@ from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.rates import Rates
 from gateway.core.rules import Caps, RuleText
+from gateway.core.shaping import CachingPolicy, Level, Transform
+from gateway.core.trimming import TrimPolicy
 from gateway.demo.models import MODELS
 from gateway.settings import (
     BudgetSpec,
@@ -719,3 +721,32 @@ budgets: [{scope: "team:t", limit_usd: 1, x: 1}]
     prose = re.sub(r"(?s)```.*?```", "", CONFIGURATION_PAGE.read_text("utf-8"))
     documented = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
     assert known - documented == set()
+
+
+def test_caching_is_read_and_what_means_nothing_is_a_problem(read: Read) -> None:
+    settings = read(
+        "teams: {research: {}}\n"
+        "caching:\n  level: observe\n  teams: {research: relocate}\n  keys: {abc: safe}\n"
+        "  deployments: {demo/demo-large: safe}\n  off: [cache_key, markers]\n  trim_over_chars: 50000\n"
+    )
+    assert settings.caching == CachingPolicy(
+        Level.OBSERVE,
+        {"abc": Level.SAFE},
+        {"research": Level.RELOCATE},
+        {"demo/demo-large": Level.SAFE},
+        frozenset({Transform.CACHE_KEY, Transform.MARKERS}),
+        TrimPolicy(50_000, 8_000),
+    )
+    assert read("").caching == CachingPolicy()
+    assert problems(
+        read,
+        "caching:\n  level: fast\n  teams: {nobody: safe}\n  deployments: {none/such: safe}\n"
+        "  off: [sorting]\n  trim_over_chars: 500\n  trim_keep_chars: 900\n",
+    ) == [
+        "2: caching.level: must be one of observe, safe, relocate, not 'fast'",
+        "3: caching.teams.nobody: there is no team 'nobody'",
+        "4: caching.deployments.none/such: there is no deployment 'none/such'",
+        "5: caching.off: there is no transform 'sorting' (one of tools_first_seen, billing_nonce, markers, cache_key, "
+        "relocate, trim)",
+        "7: caching.trim_keep_chars: must be from 100 to trim_over_chars (500), not 900",
+    ]

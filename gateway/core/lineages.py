@@ -15,6 +15,7 @@ from gateway.core.dialects.blocks import Message, Messages, client_markers
 from gateway.core.dialects.facts import Facts, Segment, Segments
 from gateway.core.markers import Outline
 from gateway.core.prefix import digest, divergence, is_system
+from gateway.core.trimming import Trim
 
 #: Gaps between turns from which a cache life is chosen: the latest ones.
 GAPS_MAX = 16
@@ -39,6 +40,9 @@ class Lineage:
     lines: dict[int, bytes] = field(
         default_factory=dict
     )  # volatile lines of the system prompt as they first came
+    trims: dict[int, tuple[Trim, ...]] = field(
+        default_factory=dict
+    )  # by message: what is cut, () = it leaves whole
     tools: dict[bytes, int] = field(
         default_factory=dict
     )  # first-seen tools: digest of the set -> key of their bytes
@@ -115,6 +119,8 @@ class Lineages:
             self._append(known, segments, i, facts.tool_count)
         self._segments += len(keys) - len(old)
         lineage.keys, lineage.outline = keys, known
+        if len(lineage.trims) > 4 * len(keys) + 64:  # of forks and rewrites that are gone
+            lineage.trims = {key: trims for key in keys if (trims := lineage.trims.get(key)) is not None}
         automatic = facts.spans.members.get("cache_control")
         known.automatic = automatic is not None and body[automatic[0] : automatic[1]] != b"null"
         return known

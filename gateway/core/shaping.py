@@ -24,6 +24,7 @@ from gateway.core.dialects.facts import Facts, Splice
 from gateway.core.lineages import Lineage, Lineages, Scope, first_said
 from gateway.core.markers import Mark, Outline, better_life, plan
 from gateway.core.tool_sets import ToolSets
+from gateway.core.trimming import Artifacts, Trim, Trimmer, TrimPolicy
 
 #: Shorter bodies hold no prefix that any provider caches: 512 tokens of 3.5 bytes.
 LEAST_BYTES = 1_792
@@ -46,6 +47,7 @@ class Transform(StrEnum):
     MARKERS = "markers@1"
     CACHE_KEY = "cache_key@1"
     RELOCATE = "relocate@1"
+    TRIM = "trim@1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class CachingPolicy:
     teams: Mapping[str, Level] = field(default_factory=dict)
     deployments: Mapping[str, Level] = field(default_factory=dict)
     off: frozenset[Transform] = frozenset()
+    trim: TrimPolicy = field(default_factory=TrimPolicy)
 
     def level_for(self, asked: Level | None, key_id: str, team_id: str, deployment: str) -> Level:
         if asked is not None:
@@ -78,7 +81,8 @@ class Request(msgspec.Struct, frozen=True):
     native: bool = True  # the target takes this dialect as it is
     level: Level = Level.SAFE
     off: frozenset[Transform] = frozenset()
-    group: str = ""  # names the run towards a provider that routes by key
+    trim: TrimPolicy = TrimPolicy()
+    group: str = ""  # the task: names the run towards a provider that routes by key, and in addresses
     salt: Callable[[], str] | None = None  # what separates this tenant's cache from others'
     now_s: float = 0.0  # monotonic
     again: bool = False  # another attempt of a request that was shaped before
@@ -101,6 +105,14 @@ class Shaped(msgspec.Struct, frozen=True):
     #: lines that move since this request, as a diff for people; "" if none is new
     diff: str = ""
 
+    @property
+    def added_bytes(self) -> int:
+        """By how much what is inserted is longer than what it replaces; what is only dropped does not count."""
+        if not self.splices:
+            return len(self.members)
+        grown = sum([max(0, len(text) - (end - start)) for start, end, text in self.splices])
+        return grown + len(self.members)
+
 
 #: Nothing was changed.
 AS_IT_CAME = Shaped(Level.OBSERVE)
@@ -112,6 +124,7 @@ class Shaper:
     def __init__(self) -> None:
         self.lineages = Lineages()
         self._tools = ToolSets()
+        self._trimmer = Trimmer()
         self._templates = relocation.Templates()
         self._volatile: OrderedDict[tuple[Scope, bytes], set[int]] = OrderedDict()
         self._marked: dict[tuple[int, Operation, bytes], tuple[Splice, ...]] = {}
@@ -128,6 +141,8 @@ class Shaper:
         lineage, system = self._lineage(request)
         if not request.again:
             self.lineages.arrive(lineage, request.now_s)
+        if request.trim.over_chars and Transform.TRIM not in request.off:
+            self._trim(request, lineage, draft)
         tools = self._first_seen_tools(request, lineage, draft)
         if rule is None:
             return draft.done(level)
@@ -204,6 +219,45 @@ class Shaper:
             draft.splices.append((*request.facts.spans.members["tools"], first))
             draft.applied.append(Transform.TOOLS)
         return first
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """The whole texts of what was trimmed."""
+        return self._trimmer.artifacts
+
+    def _trim(self, request: Request, lineage: Lineage, draft: _Draft) -> None:
+        """Long tool results, in the message in which they first appeared. What left whole before stays whole."""
+        facts, body, segments = request.facts, request.body, request.facts.segments
+        known, keys = lineage.trims, segments.keys
+        if not known:
+            known.update(dict.fromkeys(lineage.keys, ()))
+        cut: list[tuple[int, tuple[Trim, ...]]] = []
+        for i, key in enumerate(keys):
+            trims = known.get(key)
+            if trims is None:
+                raw = segments[i].raw
+                long = segments[i].kind == "message" and len(raw) > request.trim.over_chars
+                trims = (
+                    self._trimmer.trims(request.operation, raw.tobytes(), request.group, request.trim)
+                    if long
+                    else ()
+                )
+                known[key] = trims
+            if trims:
+                cut.append((i, trims))
+        if not cut:
+            return
+        name = "input" if request.operation is Operation.RESPONSES else "messages"
+        first = sum(segments[i].kind != "message" for i in range(min(2, len(keys))))
+        for i, trims in cut:
+            base = blocks.offset_of(body, facts.spans.members[name], segments, i, first)
+            if base is None:
+                continue
+            for trim in trims:
+                if not self.artifacts.has(request.group, trim.digest):
+                    self._trimmer.refresh(trim, segments[i].raw.tobytes(), request.group)
+                draft.splices.append(trim.at(base))
+        draft.applied.append(Transform.TRIM)
 
     def _strip_nonce(self, request: Request, draft: _Draft) -> None:
         span = request.facts.spans.members.get("system")

@@ -31,6 +31,7 @@ from gateway.core.errors import (
 )
 from gateway.core.identity import Caller, KeyRecord
 from gateway.edge import errors
+from gateway.edge.artifacts import FindArtifact, answer_artifact
 from gateway.edge.live import LiveStreams, SilentConnections
 from gateway.edge.tasks import TASK_BODY_BYTES_MAX, TaskDesk, answer_task
 from gateway.edge.urls import Target, resolve
@@ -113,10 +114,12 @@ class Edge:
         on_fault: Callable[[str, BaseException], None],
         tasks: TaskDesk | None = None,
         prefix: PrefixDesk | None = None,
+        artifacts: FindArtifact | None = None,
     ) -> None:
         self._gateway = gateway
         self._tasks = tasks
         self._prefix = prefix
+        self._artifacts = artifacts
         self._options = options
         self._monotonic = monotonic
         self._new_request_id = new_request_id
@@ -354,6 +357,8 @@ class Edge:
     ) -> web.StreamResponse:
         if self._tasks is None:
             raise NotFound("no tasks are declared here")
+        if target.verb == "artifact":
+            return await self._artifact(self._tasks, request, target, caller, done)
         verb = "change" if request.method == "PATCH" else target.verb
         body = b"" if verb == "show" else await self._body(request, TASK_BODY_BYTES_MAX)
         done.bytes_in = len(body)
@@ -364,6 +369,18 @@ class Edge:
         written = msgspec.json.encode(doc)
         done.bytes_out = len(written)
         return Whole(status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], written)
+
+    async def _artifact(
+        self, desk: TaskDesk, request: web.BaseRequest, target: Target, caller: Caller, done: Done
+    ) -> web.StreamResponse:
+        if self._artifacts is None:
+            raise NotFound("nothing is trimmed here")
+        doc = await answer_artifact(
+            desk, self._artifacts, caller.key, target.name, target.part, request.rel_url.query
+        )
+        body = msgspec.json.encode(doc)
+        done.status, done.task_id, done.bytes_out = HTTPStatus.OK, str(doc["task_id"]), len(body)
+        return Whole(done.status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], body)
 
     async def _explained(self, target: Target, caller: Caller, done: Done) -> web.StreamResponse:
         if self._prefix is None:

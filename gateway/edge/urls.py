@@ -31,7 +31,10 @@ class Target:
     operation: Operation | None = None
     name: str = ""  # the model's name, the task or request that is looked at, or the probe's path
     task: str | None = None
-    verb: str = ""  # of a task: "declare" | "show" (PATCH: "change") | "budgets" | "outcome" | "done"
+    verb: str = (
+        ""  # of a task: "declare" | "show" (PATCH: "change") | "budgets" | "outcome" | "done" | "artifact"
+    )
+    part: str = ""  # the artifact's hash
 
 
 def resolve(path: str, anthropic_hint: bool) -> Target:
@@ -65,6 +68,11 @@ def resolve(path: str, anthropic_hint: bool) -> Target:
         if not slash:
             methods = ("GET", "HEAD", "PATCH")
             return Target("task", "openai", methods, name=unquote(name), task=task, verb="show")
+        if name and verb.startswith("artifacts/"):
+            part = unquote(verb.removeprefix("artifacts/"))
+            return Target(
+                "task", "openai", ("GET", "HEAD"), name=unquote(name), task=task, verb="artifact", part=part
+            )
         if name and verb in _TASK_VERBS:
             return Target("task", "openai", ("POST",), name=unquote(name), task=task, verb=verb)
     if path.startswith("/requests/") and path.endswith("/prefix") and path.count("/") == 3:

@@ -64,6 +64,7 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
                 native=deployment.native(x.operation) and provider.wire is not Wire.LITELLM,
                 level=level,
                 off=policy.off,
+                trim=policy.trim,
                 group=x.task.task_id,
                 salt=partial(_salt, world, caller.tenant_id) if isolated else None,
                 now_s=world.clock.monotonic(),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gateway.core.shaping import CachingPolicy, Level, Transform
+from gateway.core.trimming import TrimPolicy
 from gateway.settings.section import Section
 
+_KEEP_CHARS = TrimPolicy().keep_chars
 #: A transform is switched off whatever its version.
 _NAMES = {transform.value.partition("@")[0]: transform for transform in Transform}
 
@@ -19,6 +21,7 @@ def read_caching(section: Section, teams: Collection[str], deployments: Collecti
         teams=_levels(section.section("teams"), teams, "there is no team"),
         deployments=_levels(section.section("deployments"), deployments, "there is no deployment"),
         off=frozenset(_off(section)),
+        trim=_trim(section),
     )
     section.done()
     return policy
@@ -31,6 +34,16 @@ def _levels(section: Section, known: Collection[str] | None, missing: str) -> di
         if known is not None and name not in known:
             section.wrong(name, f"{missing} {name!r}")
     return found
+
+
+def _trim(section: Section) -> TrimPolicy:
+    over = section.integer("trim_over_chars", 0, 0, 1_000_000_000)
+    keep = section.integer("trim_keep_chars", min(_KEEP_CHARS, over or _KEEP_CHARS), 0, 1_000_000_000)
+    try:
+        return TrimPolicy(over, keep)
+    except ValueError:
+        section.wrong("trim_keep_chars", f"must be from 100 to trim_over_chars ({over}), not {keep}")
+        return TrimPolicy()
 
 
 def _off(section: Section) -> list[Transform]:

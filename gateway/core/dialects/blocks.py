@@ -6,14 +6,13 @@ Everything about one message is remembered by the hash of its bytes: an agent se
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.core.catalog import Operation
-from gateway.core.dialects.facts import Segment, Splice
+from gateway.core.dialects.facts import Segment, Segments, Splice
 from gateway.core.dialects.json_slices import DuplicateMember, Span, members
 
 _ASSISTANT_ITEMS = ("reasoning", "function_call", "custom_tool_call", "web_search_call", "file_search_call")
@@ -190,11 +189,13 @@ def _takes_marker(block: bytes) -> bool:
 # --- offsets --------------------------------------------------------------------------------------------
 
 
-def offset_of(body: bytes, inside: Span, segments: Sequence[Segment], index: int, first: int) -> int | None:
+def offset_of(body: bytes, inside: Span, segments: Segments, index: int, first: int) -> int | None:
     """Where segment `index` begins; `inside` is the list that holds the segments from `first` on.
 
-    Walks from the nearer end of the list, so it costs what lies between. None if the bytes are not where they must be.
+    Known for long bodies; else it walks from the nearer end of the list. None if the bytes are not where they must be.
     """
+    if segments.offsets is not None:
+        return segments.offsets.starts[index - first]
     if index - first < len(segments) - index:
         at = _skip(body, inside[0] + 1)
         for i in range(first, index):
