@@ -27,7 +27,7 @@ from gateway.core.dialects.media import Media
 #: Markers and one-block lists come and go between steps without changing the chain (`core.prefix`), nor the tokens.
 _SLACK_BYTES = 1_024
 #: A step extends the one before by a few messages; who adds more than these is looked for among the openings.
-_STEP_LINKS = 64
+_STEP_LINKS = 32
 #: Links that are remembered of every request: tools, system, first message. Other sessions begin alike.
 OPENING = 3
 

@@ -5,15 +5,24 @@ What is learned is a memory of this process; losing it only loosens bounds (`cor
 
 from __future__ import annotations
 
+import msgspec
+
 from gateway.core.catalog import Deployment
 from gateway.core.entry import Attempt, Kind, Outcome
+from gateway.core.known_prompts import Prompt
 from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, World
 
+_TRIM = "trim"
+#: Transforms, without their versions, beside which a prompt is still the same, or shorter.
+_NEUTRAL = frozenset({"markers", "cache_key", _TRIM})
+
 
 def input_bound(world: World, x: Exchange, deployment: Deployment) -> int | None:
-    """Tokens; None = nothing bounds them."""
-    return world.known_prompts.bound(deployment, x.chain, x.prompt)
+    """Tokens of what leaves for this deployment (`x.shaped`); None = nothing bounds them."""
+    tokens = world.known_prompts.bound(deployment, x.chain, _as_sent(x))
+    added = x.shaped.added_bytes
+    return tokens if tokens is None or not added else tokens + added
 
 
 def learn(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None:
@@ -25,8 +34,21 @@ def learn(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None
         world.outputs.note(asker(x), usage.output // x.facts.n)
     if x.input_bound is not None and usage.input_total > x.input_bound:
         world.known_prompts.distrust(attempt.deployment)
-    else:
-        world.known_prompts.note(attempt.deployment, x.chain, x.prompt, usage.input_total)
+    elif _TRIM not in _transforms(x):
+        # What was trimmed now may leave whole another time.
+        world.known_prompts.note(attempt.deployment, x.chain, _as_sent(x), usage.input_total)
+
+
+def _as_sent(x: Exchange) -> Prompt:
+    """What was moved or dropped on the way makes another prompt of it."""
+    kinds = _transforms(x) - _NEUTRAL
+    if not kinds or x.prompt.group is None:
+        return x.prompt
+    return msgspec.structs.replace(x.prompt, group=hash((x.prompt.group, kinds)))
+
+
+def _transforms(x: Exchange) -> frozenset[str]:
+    return frozenset([name.partition("@")[0] for name in x.shaped.applied])
 
 
 def asker(x: Exchange) -> tuple[str, str, str]:

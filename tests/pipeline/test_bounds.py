@@ -121,3 +121,24 @@ async def test_what_is_kept_for_thinking_is_never_squeezed() -> None:
         body = {"model": "demo-large", "max_tokens": 32_000, "thinking": thinking}
         await said(gw, MESSAGES, **body, messages=[{"role": "user", "content": "go"}])
         assert [least.output_tokens for _, least in ledger.asked] == [20_000 + 2_048]
+
+
+async def test_what_the_gateway_moves_in_a_prompt_is_bounded_too() -> None:
+    """Levels that change from step to step, and a line that changes with every request."""
+    async with demo() as (gw, ledger):
+        before: list[dict[str, Any]] = []
+        for n, level in enumerate(("relocate", "relocate", "observe", "relocate", "safe", "relocate")):
+            system = f"{SYSTEM}\nThe time is 12:0{n}:{n}7.\n{SYSTEM}"
+            body = {"model": "demo-large", "max_tokens": 64, "system": system}
+            messages = [*before, {"role": "user", "content": f"step {n}"}]
+            async with gw.http.post(
+                MESSAGES, json={**body, "messages": messages}, headers={"x-cache-level": level}
+            ) as answer:
+                found = await answer.json()
+                assert answer.status == 200, found
+            await gw.settled()
+            before = [*messages, {"role": "assistant", "content": found["content"]}]
+        billed = [outcome.usage.input_total for _, outcome in gw.ledger.entries]
+        held = [ask.input_tokens or 0 for ask, _ in ledger.asked]
+        assert len(billed) == 6
+        assert all(most >= truth for most, truth in zip(held, billed, strict=True)), (held, billed)
