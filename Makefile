@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench bench-replay simulate crash herd refusals fmt types lock prices clean
+.PHONY: help run test check demo bench bench-replay faults simulate crash herd refusals fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,10 @@ check: $(VENV)/dev.stamp ## format, lint, strict types
 fmt: $(VENV)/dev.stamp ## rewrite the formatting
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+REQUESTS ?= 2000
+faults: $(VENV)/dev.stamp ## play REQUESTS requests with faults of three deployments against a reference model
+	@$(BIN)/python -m tests.pipeline.fault_schedules --requests $(REQUESTS)
 
 SCHEDULES ?= 10000
 SEED ?= 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Operation(StrEnum):
@@ -121,6 +122,7 @@ class Deployment:
     context_tokens: int | None = None
     max_output_tokens: int | None = None
     aliases: tuple[str, ...] = ()
+    concurrent: int | None = None  # calls at once from one process of the gateway; None = as many as come
 
     def native(self, operation: Operation) -> bool:
         return operation in NATIVE[self.provider.wire] and operation in self.operations
@@ -143,9 +145,16 @@ class Catalog:
     by_model: Mapping[str, tuple[Deployment, ...]]
     by_tier: Mapping[Tier, tuple[Deployment, ...]]
     default_tier: Tier = Tier.STANDARD
+    #: where a request of a tier may go when nothing in it answers; only what is written here
+    fallbacks: Mapping[Tier, tuple[Tier, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, deployments: tuple[Deployment, ...], default_tier: Tier = Tier.STANDARD) -> Catalog:
+    def of(
+        cls,
+        deployments: tuple[Deployment, ...],
+        default_tier: Tier = Tier.STANDARD,
+        fallbacks: Mapping[Tier, tuple[Tier, ...]] = MappingProxyType({}),
+    ) -> Catalog:
         names = [d.name for d in deployments]
         if len(set(names)) != len(names):
             raise ValueError(
@@ -162,6 +171,7 @@ class Catalog:
             {k: tuple(v) for k, v in by_model.items()},
             {k: tuple(v) for k, v in by_tier.items()},
             default_tier,
+            fallbacks,
         )
 
     @property

@@ -21,6 +21,9 @@ AUTH_EJECTION_S = 60.0
 MAX_EJECTION_S = 300.0
 #: Pause after a 429 that does not say how long.
 DEFAULT_COOLING_S = 5.0
+#: After an ejection a deployment gets its share of the traffic back over this time.
+SLOW_START_S = 60.0
+SLOW_START_SHARE = 0.1
 #: A probe whose result never came (its client left) gives the place free after this time.
 PROBE_LEASE_S = 60.0
 
@@ -50,6 +53,7 @@ def result_of(error: UpstreamError | None) -> Result:
 
 
 class Status(StrEnum):
+    DRAINED = "drained"  # taken out by a person
     CLOSED = "closed"  # in use
     OPEN = "open"  # ejected
     COOLING = "cooling"  # pausing after a 429
@@ -70,8 +74,11 @@ class HealthState:
     cause: str = ""  # "" | "failures" | "auth"
     cooling_until_s: float = 0.0
     probe_until_s: float = 0.0
+    drained: bool = False
 
     def status(self, now_s: float) -> Status:
+        if self.drained:
+            return Status.DRAINED
         if self.open_until_s is not None:
             if now_s < self.open_until_s:
                 return Status.OPEN
@@ -80,6 +87,24 @@ class HealthState:
 
     def available(self, now_s: float) -> bool:
         return self.status(now_s) in (Status.CLOSED, Status.HALF_OPEN)
+
+    def share(self, now_s: float) -> float:
+        """Of its weight: what has just come back is not flooded at once."""
+        since_s = now_s - self.closed_at_s
+        if not self.ejections or self.open_until_s is not None or since_s >= SLOW_START_S:
+            return 1.0
+        return SLOW_START_SHARE + (1.0 - SLOW_START_SHARE) * max(0.0, since_s) / SLOW_START_S
+
+
+def pause(state: HealthState, now_s: float, pause_s: float) -> HealthState:
+    """Leave it alone for a while without any blame."""
+    until_s = now_s + min(pause_s, MAX_EJECTION_S)
+    return replace(state, cooling_until_s=max(state.cooling_until_s, until_s))
+
+
+def drain(state: HealthState, drained: bool) -> HealthState:
+    """Take it out of the traffic, or put it back."""
+    return replace(state, drained=drained)
 
 
 def record(
@@ -163,7 +188,10 @@ def _after_success(state: HealthState, now_s: float) -> HealthState:
     if state.open_until_s is not None:
         # the count of ejections stays: a relapse soon after is ejected for longer
         return HealthState(
-            ejections=state.ejections, closed_at_s=now_s, cooling_until_s=state.cooling_until_s
+            ejections=state.ejections,
+            closed_at_s=now_s,
+            cooling_until_s=state.cooling_until_s,
+            drained=state.drained,
         )
     if not state.failures_in_a_row and not any(slot[2] for slot in state.window):
         # Good calls are counted only beside failed ones: what has no failure needs no share of failures.
@@ -197,6 +225,7 @@ def _eject(state: HealthState, now_s: float, cause: str, unit_s: float) -> Healt
         ejections=ejections,
         cause=cause,
         cooling_until_s=state.cooling_until_s,
+        drained=state.drained,
     )
 
 

@@ -74,6 +74,13 @@ def route(
     return Route(tier, rule, why, _ordered(_roomy(serving, needs), health, warm, pick, now_s))
 
 
+def larger(than: Deployment, among: Sequence[Deployment]) -> list[Deployment]:
+    """Those with a larger context window, as they come; an unknown window may be larger."""
+    if than.context_tokens is None:
+        return []
+    return [d for d in among if d.context_tokens is None or d.context_tokens > than.context_tokens]
+
+
 def fits(deployment: Deployment, health: Mapping[str, HealthState], now_s: float) -> bool:
     """Neither it nor its credential is ejected, cooling, being probed or drained."""
     return fit(health, deployment, now_s)
@@ -131,26 +138,41 @@ def _ordered(
     """
     if len(deployments) == 1:
         return tuple(deployments)
-    candidates = [d for d in deployments if fit(health, d, now_s)] or list(deployments)
-    shuffled = _weighted_shuffle(candidates, pick)
+    candidates = [d for d in deployments if fit(health, d, now_s)] or _not_drained(deployments, health)
+    weights = {d.name: d.weight * _share(health, d, now_s) for d in candidates}
+    shuffled = _weighted_shuffle(candidates, weights, pick)
     return tuple(sorted(shuffled, key=lambda d: (-warm.get(d.name, 0), d.priority)))
 
 
-def _weighted_shuffle(deployments: list[Deployment], pick: float) -> list[Deployment]:
+def _not_drained(deployments: Sequence[Deployment], health: Mapping[str, HealthState]) -> list[Deployment]:
+    """What a person has taken out stays out, unless nothing else is there."""
+    left = [d for d in deployments if not ((state := health.get(d.name)) and state.drained)]
+    return left or list(deployments)
+
+
+def _share(health: Mapping[str, HealthState], deployment: Deployment, now_s: float) -> float:
+    state = health.get(deployment.name)
+    return 1.0 if state is None else state.share(now_s)
+
+
+def _weighted_shuffle(
+    deployments: list[Deployment], weights: Mapping[str, float], pick: float
+) -> list[Deployment]:
     """A random order in which each next one is drawn by weight; weight 0 comes last.
 
     One uniform number is enough: the part of it that did not decide a draw is uniform again.
     """
     left = list(deployments)
     order = []
-    while sum(d.weight for d in left) > 0:
-        at = pick * sum(d.weight for d in left)
+    while (total := sum(weights[d.name] for d in left)) > 0:
+        at = pick * total
         for d in left:
-            if at < d.weight or d is left[-1]:
+            if at < weights[d.name] or d is left[-1]:
                 break
-            at -= d.weight
+            at -= weights[d.name]
         # float rounding can push `at` past the end or onto a weight of 0
-        pick = min(max(at / d.weight, 0.0), 1.0 - 2**-53) if d.weight else 0.0
+        weight = weights[d.name]
+        pick = min(max(at / weight, 0.0), 1.0 - 2**-53) if weight else 0.0
         left.remove(d)
         order.append(d)
     return order + left

@@ -7,16 +7,17 @@ streams. Whoever abandons an attempt still posts it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from gateway.core import bounds, dialects, health, prices
+from gateway.core import dialects, health, prices
 from gateway.core.catalog import Deployment, OnDisconnect, Operation
 from gateway.core.dialects import AnswerFacts, Reading
 from gateway.core.dialects.caps import cap_edits
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import (
     GatewayError,
+    UpstreamAuthFailed,
     UpstreamError,
     UpstreamLost,
     UpstreamMalformed,
@@ -24,9 +25,11 @@ from gateway.core.errors import (
 )
 from gateway.core.meter import StreamMeter
 from gateway.core.money import usd_text
+from gateway.core.quota import used_up_for_s
 from gateway.core.usage import Quality, Usage
 from gateway.pipeline import admit, breakers, settle, shape
 from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
+from gateway.pipeline.fallback import Way
 from gateway.ports import Unsent, UpstreamAnswer, UpstreamCall
 
 #: Headers of the client that go upstream; everything else stays here (allow-list, resilience: HTTP).
@@ -54,36 +57,32 @@ class Opened:
 
 async def open_answer(world: World, x: Exchange) -> Opened:
     """The first good answer over the candidates. Raises the last attempt's `UpstreamError`, or what `admit` refused."""
-    tries_max = world.policy.attempts_max
-    if x.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0"):
-        tries_max = max(1, tries_max - tries_max // 2)  # the client's SDK retries already
-    candidates = list(x.route.candidates)
-    at = 0
+    way = Way(world, x)
+    deployment = way.first()
     while True:
-        deployment = candidates[at]
         try:
             return await _attempt(world, x, deployment)
         except UpstreamError as error:
-            # A lost answer may be billed: under a hard budget it is never paid for twice.
-            unproven = error.billed is not False and x.under_hard_budget
-            if not error.retryable or unproven or x.client_gone or x.attempts >= tries_max:
+            step = way.after(error)
+            if step is None:
                 raise
-            if len(candidates) > 1:
-                at = (at + 1) % len(candidates)
-                if at:  # each candidate is tried once without waiting
-                    continue
-            delay_s = bounds.retry_delay_s(x.attempts, error.retry_after_s, world.random())
-            if delay_s is None:
-                raise
-            x.steps.pause()
-            await asyncio.sleep(delay_s)
-            x.steps.resume()
+            deployment = step.deployment
+            if step.delay_s:
+                x.steps.pause()
+                await asyncio.sleep(step.delay_s)
+                x.steps.resume()
 
 
 async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
     attempt = _attempt_of(world, x, deployment)
     x.shaped = shape.shaped(world, x, deployment)
-    hold = await admit.reserve(world, x, attempt, deployment)
+    if deployment.concurrent is not None:
+        await world.places.enter(deployment, attempt.team_id, attempt.attempt_id)
+    try:
+        hold = await admit.reserve(world, x, attempt, deployment)
+    except BaseException:
+        world.places.leave(attempt.attempt_id)
+        raise
     breakers.began(world, x)
     x.attempts = attempt.attempt_no
     x.steps.mark("admit")
@@ -100,7 +99,7 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
             await _first_events(world, x, opened)
         else:
             await _whole(world, x, opened)
-        _note_health(world, deployment, None)
+        _note_health(world, deployment, None, answer)
         return opened
     except UpstreamError as error:
         status = error.upstream_status or (answer.status if answer is not None else 0)
@@ -278,7 +277,40 @@ def _ms_since(world: World, at_s: float) -> int:
     return round((world.clock.monotonic() - at_s) * 1_000)
 
 
-def _note_health(world: World, deployment: Deployment, error: UpstreamError | None) -> None:
+def _note_health(
+    world: World, deployment: Deployment, error: UpstreamError | None, answer: UpstreamAnswer | None = None
+) -> None:
+    now_s = world.clock.monotonic()
     after_s = error.retry_after_s if error is not None else None
-    result = health.result_of(error)
-    world.health.update(health.observe(world.health, deployment, result, world.clock.monotonic(), after_s))
+    changes = health.observe(world.health, deployment, health.result_of(error), now_s, after_s)
+    if answer is not None:
+        used_up_s = used_up_for_s(answer.headers)
+        if used_up_s is not None:
+            known = changes.get(deployment.name) or world.health.get(deployment.name, health.HealthState())
+            changes[deployment.name] = health.pause(known, now_s, used_up_s)
+    if not changes:
+        return
+    if isinstance(error, UpstreamAuthFailed):
+        _tell_of_credential(world, deployment, error, changes)
+    world.health.update(changes)
+    world.health_changed(changes)
+
+
+def _tell_of_credential(
+    world: World, deployment: Deployment, error: UpstreamError, changes: Mapping[str, health.HealthState]
+) -> None:
+    """A person must look: told once per ejection."""
+    for name, state in changes.items():
+        known = world.health.get(name)
+        if known is None or known.open_until_s is None:
+            body = {
+                "subject": name,
+                "provider": deployment.provider.name,
+                "deployment": deployment.name,
+                "status": error.upstream_status,
+                "message": f"the provider {deployment.provider.name} refuses the gateway's credential "
+                f"(HTTP {error.upstream_status}); its deployments are left alone until it works again",
+            }
+            world.tell(
+                "credential_refused", f"{name}/{world.clock.now_ms() // 60_000}/{state.ejections}", body
+            )

@@ -16,11 +16,13 @@ from gateway.core.identity import Caller, RateLimit, TaskRef
 from gateway.core.known_prompts import KnownPrompts, Prompt
 from gateway.core.outputs import Outputs
 from gateway.core.prices import PriceBook
+from gateway.core.retries import RetryBudget
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
 from gateway.core.runs import Run, Runs, Thread
 from gateway.core.shaping import AS_IT_CAME, CachingPolicy, Level, Shaped, Shaper
 from gateway.core.threads import Threads
+from gateway.pipeline.places import Places
 from gateway.ports import (
     Clock,
     Incoming,
@@ -155,6 +157,10 @@ class World:
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
     outputs: Outputs = field(default_factory=Outputs)
     runs: Runs = field(default_factory=Runs)
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    places: Places = field(default_factory=Places)
+    #: what of `health` has just changed; never blocks
+    health_changed: Callable[[Mapping[str, HealthState]], None] = _unshared
     #: rules of virtual models, by name; swapped by a reload, too
     virtual: Callable[[], Mapping[str, RuleSet]] = dict
     #: a rule could not be evaluated on a request

@@ -133,5 +133,6 @@ def post(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None:
         outcome = runs.ended(world, x, attempt, outcome)
     world.observer.attempt(attempt, outcome)
     world.ledger.post(attempt, outcome)
+    world.places.leave(attempt.attempt_id)
     bound.learn(world, x, attempt, outcome)
     breakers.ended(world, x, outcome)

@@ -188,7 +188,22 @@ def _catalog(root: Section, deployments: tuple[Deployment, ...]) -> Catalog:
     tier = root.optional_choice("default_tier", Tier)
     if tier and tier not in tiers:
         root.wrong("default_tier", f"no deployment is in tier {tier}")
-    return Catalog.of(deployments, tier or (tiers or [Tier.STANDARD])[0])
+    return Catalog.of(deployments, tier or (tiers or [Tier.STANDARD])[0], _fallbacks(root, tiers))
+
+
+def _fallbacks(root: Section, tiers: list[Tier]) -> dict[Tier, tuple[Tier, ...]]:
+    """`fallbacks: {small: [standard]}`: nothing falls anywhere that is not written."""
+    section = root.section("fallbacks")
+    found = {}
+    for tier in Tier:
+        words = section.texts(tier.value)
+        for word in words:
+            if word not in tiers or word == tier:
+                section.wrong(tier.value, f"no other tier with a deployment is called {word!r}")
+        if words:
+            found[tier] = tuple(Tier(word) for word in words if word in tiers)
+    section.done()
+    return found
 
 
 def _timeouts(section: Section) -> Timeouts:

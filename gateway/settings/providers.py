@@ -251,6 +251,7 @@ def _own_deployment(
         max_output_tokens=item.optional_integer("max_output_tokens", 1, _MOST_TOKENS)
         or blank.max_output_tokens,
         aliases=tuple(dict.fromkeys((default_name, *item.texts("aliases")))),
+        concurrent=item.optional_integer("concurrent", 1, 100_000),
     )
     item.done()
     if model:

@@ -19,8 +19,10 @@ from gateway.core.health import (
     Status,
     begin,
     begin_call,
+    drain,
     fit,
     observe,
+    pause,
     record,
     result_of,
 )
@@ -150,3 +152,22 @@ def test_failures_are_the_deployments_own() -> None:
     assert not fit(health, deployment("one"), 0)
     assert fit(health, deployment("two"), 0)
     assert begin_call(health, deployment("two"), 0) == {}
+
+
+def test_what_comes_back_gets_its_share_of_the_traffic_step_by_step() -> None:
+    back = record(after(*[FAILURE] * 5), OK, 40.0)
+    assert [round(back.share(at), 2) for at in (40.0, 70.0, 99.0, 100.0)] == [0.1, 0.55, 0.98, 1.0]
+    assert FRESH.share(0.0) == 1.0
+
+
+def test_a_pause_without_blame_and_a_drain_that_outlasts_everything() -> None:
+    paused = pause(FRESH, 10.0, 90.0)
+    assert (paused.status(99.0), paused.status(100.0), paused.failures_in_a_row) == (
+        Status.COOLING,
+        Status.CLOSED,
+        0,
+    )
+    drained = after(*[FAILURE] * 5, state=drain(FRESH, drained=True))
+    assert drained.status(0.0) is Status.DRAINED
+    assert record(drained, OK, 40.0).status(40.0) is Status.DRAINED
+    assert drain(record(drained, OK, 40.0), drained=False).status(40.0) is Status.CLOSED

@@ -19,6 +19,7 @@ from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused
 from gateway.core.health import HealthState
 from gateway.core.identity import KeyRecord, RateLimit
 from gateway.core.prices import PriceBook, PriceRow, Rates
+from gateway.core.retries import RetryBudget
 from gateway.core.rules import RuleSet, RuleText
 from gateway.core.secrets import hmac_of, key_text, new_key
 from gateway.core.shaping import CachingPolicy
@@ -151,6 +152,8 @@ class SmallWorld:
     cache_rules: CacheRules = field(default_factory=CacheRules)
     rules: Sequence[RuleText] = ()
     shadow: bool = False  # of the rules
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    fallbacks: Mapping[Tier, tuple[Tier, ...]] = field(default_factory=dict)
     more_prices: Sequence[PriceRow] = ()
     virtual: Mapping[str, RuleSet] = field(default_factory=dict)
     failed_rules: list[str] = field(default_factory=list)
@@ -170,7 +173,7 @@ class SmallWorld:
         await self._upstream.start()
         clock = SystemClock()
         rows = [PriceRow("up/m", "up/m@1", 0, RATES)] if self.price else []
-        catalog, book = Catalog.of(tuple(self.deployments)), PriceBook.of([*rows, *self.more_prices])
+        catalog, book = Catalog.of(tuple(self.deployments), Tier.STANDARD, self.fallbacks), PriceBook.of([*rows, *self.more_prices])
         rules = RuleSet.compile(list(self.rules), Tier.STANDARD, shadow=self.shadow)
         health: dict[str, HealthState] = {}
         self.world = World(
@@ -190,6 +193,7 @@ class SmallWorld:
             rules=lambda: rules,
             virtual=lambda: self.virtual,
             rule_failed=self.failed_rules.append,
+            retries=self.retries,
             health=health,
             pepper=PEPPER,
             policy=self.policy,

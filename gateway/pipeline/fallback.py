@@ -1,0 +1,110 @@
+"""fallback: where a request goes after an attempt has failed, and whether it goes on at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.core import bounds, routing
+from gateway.core.catalog import Deployment
+from gateway.core.errors import UpstreamError, UpstreamRefused
+from gateway.pipeline.exchange import Exchange, World
+
+#: Ways in which providers say that a prompt is too long for a model (vendors' error pages, November 2026).
+_TOO_LONG_CODES = frozenset({"context_length_exceeded", "context_window_exceeded", "string_above_max_length"})
+_TOO_LONG_TEXTS = ("maximum context length", "prompt is too long", "context window", "too many tokens")
+#: Falling over when a provider asks for money would move the spend elsewhere without anybody's knowing.
+_PAYMENT_REQUIRED = 402
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    deployment: Deployment
+    delay_s: float = 0.0
+
+
+class Way:
+    """The deployments of one request, in the order in which they are tried."""
+
+    def __init__(self, world: World, x: Exchange) -> None:
+        self._world, self._x = world, x
+        self._left = list(x.route.candidates)
+        self._tried: list[Deployment] = []
+        self._tries_max = world.policy.attempts_max
+        if x.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0"):
+            # the client's SDK retries already
+            self._tries_max = max(1, self._tries_max - self._tries_max // 2)
+
+    def first(self) -> Deployment:
+        """The first candidate, or one further on that has a free place."""
+        self._world.retries.asked(self._left[0].provider.name)
+        return self._take()
+
+    def after(self, error: UpstreamError) -> Next | None:
+        """What to try next; None if the error is the answer."""
+        x = self._x
+        if x.client_gone or x.attempts >= self._tries_max:
+            return None
+        if _too_long(error):
+            return self._larger(self._tried[-1])
+        # A lost answer may be billed: under a hard budget it is never paid for twice.
+        unproven = error.billed is not False and x.under_hard_budget
+        if not error.retryable or unproven or error.upstream_status == _PAYMENT_REQUIRED:
+            return None
+        if not self._left:
+            self._left = [d for d in self._further() if d not in self._tried]
+        delay_s: float | None = 0.0
+        if not self._left:  # each was tried once without waiting; now again, from the first on
+            self._left = list(x.route.candidates)
+            delay_s = bounds.retry_delay_s(x.attempts, error.retry_after_s, self._world.random())
+        if delay_s is None:
+            return None
+        found = self._take()
+        if not self._world.retries.take(found.provider.name, self._world.clock.monotonic()):
+            return None
+        return Next(found, delay_s)
+
+    def _take(self) -> Deployment:
+        at = 0
+        if self._left[0].concurrent is not None:
+            at = next((i for i, d in enumerate(self._left) if self._world.places.free(d)), 0)
+        self._tried.append(self._left.pop(at))
+        return self._tried[-1]
+
+    def _larger(self, failed: Deployment) -> Next | None:
+        """A deployment with more room: of the candidates, else of any tier if the client pinned no model."""
+        x = self._x
+        found = routing.larger(failed, [d for d in self._left if d not in self._tried])
+        if not found and x.route.tier is not None:
+            others = self._world.catalog().deployments
+            found = routing.larger(failed, [d for d in others if self._open(d)])
+        if not found:
+            return None
+        self._left = found
+        return Next(self._take())
+
+    def _further(self) -> list[Deployment]:
+        """Of the tiers to which this one may fall back, by configuration."""
+        tier, catalog = self._x.route.tier, self._world.catalog()
+        if tier is None:
+            return []
+        tiers = catalog.fallbacks.get(tier, ())
+        return [d for other in tiers for d in catalog.by_tier.get(other, ()) if self._open(d)]
+
+    def _open(self, d: Deployment) -> bool:
+        """The caller may use it for this, and it is well. Its price is held against the budgets like any other's."""
+        x = self._x
+        may = x.caller.may_use(x.facts.model, d.tier.value, d.model, *d.aliases)
+        return (
+            may
+            and d.serves(x.operation)
+            and routing.fits(d, self._world.health, self._world.clock.monotonic())
+        )
+
+
+def _too_long(error: UpstreamError) -> bool:
+    if not isinstance(error, UpstreamRefused) or error.upstream_status not in (400, 413, 422):
+        return False
+    if error.error_code in _TOO_LONG_CODES:
+        return True
+    said = error.message.lower()
+    return any(text in said for text in _TOO_LONG_TEXTS)
