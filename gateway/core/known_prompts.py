@@ -79,7 +79,10 @@ _EDITS = "context_management"
 #: Dropping old thinking only ever makes a prompt shorter (Anthropic, context editing, 2026-11; Claude Code's default).
 _EDIT_TYPE = re.compile(rb'"type"\s*:\s*"([^"]*)"')
 _HARMLESS_EDITS = (b"clear_thinking", b"thinking_turns", b"all")
-_SEGMENT_MEMBERS = frozenset({"tools", "system", "instructions", "messages", "input"})
+#: Segments, and what is for people or programs and never in a prompt.
+_SEGMENT_MEMBERS = frozenset(
+    {"tools", "system", "instructions", "messages", "input", "metadata", "client_metadata"}
+)
 #: The bytes of a shorter body bound it well enough.
 LEAST_BYTES = 4 << 10
 
@@ -88,7 +91,7 @@ class Prompt(msgspec.Struct, frozen=True):
     """One request as far as prompts are compared.
 
     `group`: a hash of who asks and of the settings that change what is rendered; None = it compares with nothing.
-    `elsewhere`: it stands for text that is not in it. `segment_bytes`: of tools, system and messages.
+    `elsewhere`: it stands for text that is not in it. `segment_bytes`: of tools, system and messages, and of metadata.
     """
 
     facts: Facts

@@ -19,6 +19,8 @@ from gateway.demo.models import DEMO_LARGE
 from gateway.demo.prompt import IMAGE_TOKENS, PRIMING_TOKENS
 from gateway.demo.read import read_ask
 from gateway.demo.tokens import TokenCounts
+from tests.support.agent_runs import compact
+from tests.support.material import ABSENT, captured
 
 CHAT, RESPONSES, MESSAGES = Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES
 SCHEMA = {"type": "object", "properties": {}, "description": "how to call it; " * 300}
@@ -218,6 +220,32 @@ def test_memory_is_bounded_and_what_is_forgotten_only_loosens_the_bound() -> Non
     for i in range(20):
         gate.sent(MESSAGES, body_of(MESSAGES, [{"role": "user", "content": str(i)}], system=f"s{i}"))
     assert (gate.bound(MESSAGES, body_of(MESSAGES, steps(5))) or 0) > 20_000
+
+
+#: (first turn, second turn) of real clients; after both, the whole history was sent once
+TURNS = [
+    ("claude-code/01-first-turn", "claude-code/02-second-turn"),
+    ("codex/01-first-turn", "codex/02-second-turn"),
+    ("copilot-cli/01-chat-first", "copilot-cli/02-chat-second"),
+    ("cline/01-first-turn", "cline/02-second-turn"),
+    ("opencode/02-chat-first-turn", "opencode/03-chat-second-turn"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), TURNS if captured() else [(ABSENT, ABSENT)])
+def test_real_clients_second_turns_are_bounded_by_their_first(first: str, second: str) -> None:
+    by_name = {c.name: c for c in captured()}
+    if not by_name:
+        return
+    gate = Gate()
+    bodies = [compact(by_name[name].body) for name in (first, second)]
+    operation = next(
+        op for op in (CHAT, RESPONSES, MESSAGES) if by_name[first].path.partition("?")[0].endswith(op.path)
+    )
+    reported = gate.sent(operation, bodies[0], tokens=len(bodies[0]) // 4)
+    bound = gate.bound(operation, bodies[1])
+    assert bound is not None
+    assert bound < reported + (len(bodies[1]) - len(bodies[0])) + 1_500
 
 
 # --- images and what is elsewhere ------------------------------------------------------------------------
