@@ -81,6 +81,7 @@ async def create_team(call: Call) -> Reply:
     refuse_unknown_models(call, wanted.models)
     return await call.change(
         lambda it: it.add_team(
+            budget=None if wanted.budget is None else wanted.budget.rule(),
             team_id=wanted.name,
             tenant_id=wanted.tenant,
             models=frozenset(wanted.models),
@@ -144,15 +145,7 @@ async def create_key(call: Call) -> Reply:
 
 
 async def new_key(call: Call, wanted: KeyIn) -> Reply:
-    budget = None
-    if wanted.budget is not None:
-        budget = {
-            "limit": wanted.budget.limit,
-            "window": wanted.budget.window,
-            "zone": "UTC",
-            "on_exceed": wanted.budget.on_exceed,
-            **wanted.budget.more(),
-        }
+    budget = None if wanted.budget is None else wanted.budget.rule()
 
     def again(body: Json, once: Once) -> Json:
         secret = secrets.secret_text(once.secret_bytes(call.deps.pepper))

@@ -25,7 +25,7 @@ async def create_budget(call: Call) -> Reply:
     """Conflict if the scope has one of that unit and window."""
     wanted = BudgetIn.model_validate(call.body)
     return await call.change(
-        lambda it: it.put_budget(wanted.scope, _rule(wanted), wanted.reason, None),
+        lambda it: it.put_budget(wanted.scope, wanted.rule(wanted.zone), wanted.reason, None),
         budget_out,
         status=201,
         tag=_tag,
@@ -41,7 +41,9 @@ async def set_budget(call: Call) -> Reply:
         refuse(before, after, wanted.reason, below_spent=wanted.below_spent)
 
     return await call.change(
-        lambda it: it.put_budget(wanted.scope, _rule(wanted), wanted.reason, check), budget_out, tag=_tag
+        lambda it: it.put_budget(wanted.scope, wanted.rule(wanted.zone), wanted.reason, check),
+        budget_out,
+        tag=_tag,
     )
 
 
@@ -116,16 +118,6 @@ def refuse(before: Budget, after: Budget, reason: str, *, below_spent: bool) -> 
 
 def _tag(body: Json) -> str:
     return etag_of(budget_rule_out(body))
-
-
-def _rule(wanted: BudgetIn) -> dict[str, Any]:
-    return {
-        "limit": wanted.limit,
-        "window": wanted.window,
-        "zone": wanted.zone,
-        "on_exceed": wanted.on_exceed,
-        **wanted.more(),
-    }
 
 
 _FILTERS = (

@@ -49,12 +49,12 @@ _PROBLEMS = {
 }
 
 
-def document(routes: tuple[Route, ...], prefix: str, version: str) -> Json:
+def document(routes: tuple[Route, ...], version: str) -> Json:
     """The whole document."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM}
     paths: dict[str, Any] = {}
     for route in routes:
-        paths.setdefault(prefix + route.path, {})[route.method.lower()] = _operation(route, schemas)
+        paths.setdefault(route.address, {})[route.method.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {

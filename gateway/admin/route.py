@@ -47,10 +47,15 @@ class Route:
     #: media types besides JSON
     media: tuple[str, ...] = ()
     summary: str = field(default="")
+    under: str = "/admin/v1"
 
     @property
     def name(self) -> str:
-        return f"{self.method} {self.path}"
+        return f"{self.method} {self.address}"
+
+    @property
+    def address(self) -> str:
+        return self.under + self.path
 
     def parsed(self, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """Raises `ParamError` for a parameter that is unknown, given twice, or wrong."""

@@ -1,8 +1,8 @@
-"""All routes under /admin/v1."""
+"""All routes of the admin listener, and those under names of LiteLLM."""
 
 from __future__ import annotations
 
-from gateway.admin import accounts, budgets, records, tasks, usage
+from gateway.admin import accounts, aliases, budgets, records, tasks, usage
 from gateway.admin.route import Route
 
 PREFIX = "/admin/v1"
@@ -12,4 +12,5 @@ ROUTES: tuple[Route, ...] = (
     *tasks.ROUTES,
     *usage.ROUTES,
     *records.ROUTES,
+    *aliases.ROUTES,
 )

@@ -93,14 +93,6 @@ class Limits(In):
         return RateLimit(self.requests_per_min, self.tokens_per_min, self.concurrent)
 
 
-class TeamIn(In):
-    name: Id
-    tenant: Id = "default"
-    models: list[Name] = []
-    task_budget_usd: NanoUsd | None = None
-    limits: Limits = Limits()
-
-
 Amount = Annotated[int, Field(ge=0, le=AMOUNT_MAX)]
 
 
@@ -136,14 +128,27 @@ class BudgetAmount(In):
         limit: int = getattr(self, f"limit_{self.unit}")
         return limit
 
-    def more(self) -> dict[str, Any]:
-        """What `Accounts.set_budget` takes by name."""
+    def rule(self, zone: str = "UTC") -> dict[str, Any]:
+        """What the store takes by name."""
         return {
+            "limit": self.limit,
+            "window": self.window,
+            "zone": zone,
+            "on_exceed": self.on_exceed,
             "unit": self.unit,
             "mode": self.mode,
             "alert_percents": tuple(self.alerts),
             "landing_percent": self.landing_percent,
         }
+
+
+class TeamIn(In):
+    name: Id
+    tenant: Id = "default"
+    models: list[Name] = []
+    task_budget_usd: NanoUsd | None = None
+    limits: Limits = Limits()
+    budget: BudgetAmount | None = None
 
 
 class KeyIn(In):

@@ -60,8 +60,8 @@ def build_app(deps: AdminDeps) -> web.Application:
     app.router.add_get("/metrics", probes.metrics)
     door = Door(deps.identify, deps.monotonic)
     for route in ROUTES:
-        app.router.add_route(route.method, PREFIX + route.path, _guarded(door, deps, route))
-    described = msgspec.json.encode(openapi.document(ROUTES, PREFIX, gateway.__version__))
+        app.router.add_route(route.method, route.address, _guarded(door, deps, route))
+    described = msgspec.json.encode(openapi.document(ROUTES, gateway.__version__))
     app.router.add_get(f"{PREFIX}/openapi.json", _static(described, "application/json"))
     app.router.add_get(f"{PREFIX}/docs", _static(browse.PAGE.encode(), "text/html", browse.HEADERS))
     return app

@@ -81,10 +81,11 @@ class Registry:
     async def team(self, team_id: str) -> Team:
         return await self._read(partial(registry_accounts.team, self._reach, team_id))
 
-    async def add_team(self, **wanted: Any) -> Team:
-        """The fields of `accounts.Team`."""
+    async def add_team(self, *, budget: Mapping[str, Any] | None, **wanted: Any) -> Team:
+        """The fields of `accounts.Team`, and what `accounts.rule_of` takes for its budget."""
+        rule = None if budget is None else rule_of(**budget)
         return await self._write(
-            partial(registry_accounts.add_team, self._actor, self._reach, Team(**wanted))
+            partial(registry_accounts.add_team, self._actor, self._reach, Team(**wanted), rule)
         )
 
     async def change_team(self, team_id: str, change: Callable[[Team], Team]) -> Team:

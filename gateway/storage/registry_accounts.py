@@ -172,7 +172,7 @@ def team(reach: Reach, team_id: str, sql: Sql = _TEAM) -> Tx[Team]:
     return found
 
 
-def add_team(actor: str, reach: Reach, wanted: Team) -> Tx[Team]:
+def add_team(actor: str, reach: Reach, wanted: Team, budget: BudgetRule | None) -> Tx[Team]:
     # A name may be taken by a team out of reach; that it exists is all that is told.
     if (yield Fetch(_LOCK_TEAM, (wanted.team_id,))):
         raise Taken("name", "is taken")
@@ -180,6 +180,8 @@ def add_team(actor: str, reach: Reach, wanted: Team) -> Tx[Team]:
         raise InvalidRequest(f"there is no tenant {wanted.tenant_id}", param="tenant")
     revision, now_ms = yield from _team_said(actor, "team.create", wanted)
     yield Fetch(_ADD_TEAM, (wanted.team_id, wanted.tenant_id, *_team_values(wanted), revision, now_ms))
+    if budget is not None:
+        yield from budget_changes.put(actor, f"team:{wanted.team_id}", budget)
     return wanted
 
 

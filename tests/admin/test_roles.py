@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from gateway.admin.route import Route
-from gateway.admin.routes import ROUTES
+from gateway.admin.routes import PREFIX
+from gateway.admin.routes import ROUTES as ALL_ROUTES
 from gateway.core.offices import RIGHTS, Admin, Reach, Role
 from gateway.storage.ledger import SqlLedger
 from tests.admin.office import Office
 from tests.storage import worlds
 
+ROUTES = [route for route in ALL_ROUTES if route.under == PREFIX]
 #: What each of the two teams is full of; nobody of the other may see one letter of it.
 MARKS = {"ours": "olive", "theirs": "thistle"}
 
