@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gateway import settings as config
+from gateway.core.budget import OnExceed
 from gateway.core.entry import Unit
 from gateway.jobs.reconcile import Reconcile
 from gateway.storage import reports
@@ -63,15 +64,26 @@ class Played:
     corrected: int = 0
 
 
-async def play(site: Site, todo: Round) -> Played:
-    """One round, from fresh keys to a verdict. All gateways live before it and after it."""
+async def play(
+    site: Site,
+    todo: Round,
+    *,
+    tight_nano_usd: int = TIGHT_NANO_USD,
+    on_exceed: OnExceed = OnExceed.ERROR,
+) -> Played:
+    """One round, from fresh keys to a verdict. All gateways live before it and after it.
+
+    One of its two keys has a hard budget of `tight_nano_usd`; another `on_exceed` takes its guard away, and the verdict
+    is as if it were there.
+    """
     accounts = site.accounts
     first_bill = len(site.provider.bill())
     keys = [
         await accounts.create_key(pepper=PEPPER.encode(), name=f"{todo.seed} {kind}")
         for kind in ("tight", "wide")
     ]
-    await accounts.set_budget(f"key:{keys[0][0].key_id}", TIGHT_NANO_USD)
+    tight = f"key:{keys[0][0].key_id}"
+    await accounts.set_budget(tight, tight_nano_usd, on_exceed=on_exceed)
     tally, reached = Tally(), Counter[str]()
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -83,6 +95,7 @@ async def play(site: Site, todo: Round) -> Played:
     await site.provider.settled()
     corrected = await _reconcile(site)
     evidence = await _evidence(site, [record.key_id for record, _ in keys], first_bill)
+    evidence.limits[tight] = tight_nano_usd
     return Played(todo, evidence, evidence.judged(), tally.statuses, tally.cut, reached, corrected)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 
+from gateway.core.budget import OnExceed
 from gateway.crash import Point
 from tests.crash.campaign import Evidence, play
 from tests.crash.checker import Violation, Wrong
-from tests.crash.plan import POINTS, plan
+from tests.crash.plan import POINTS, Round, plan
 from tests.crash.site import site
 
 #: A death between a settlement's COMMIT and its answer, with an outage of Postgres; and deaths of those who reap.
@@ -55,4 +56,8 @@ async def test_two_rounds_lose_double_and_overspend_nothing() -> None:
                 doctored = deepcopy(played.evidence)
                 doctor(doctored)
                 assert wrong in {v.wrong for v in doctored.judged()}
+        # A budget that only warns is no guard, and that shows.
+        calm = Round(1, (), calls=40, at_once=16, leaving=0.0)
+        unguarded = await play(here, calm, tight_nano_usd=20_000_000, on_exceed=OnExceed.WARN)
     assert (violations, missed) == ([], [])
+    assert {v.wrong for v in unguarded.violations} == {Wrong.OVERSPENT}
