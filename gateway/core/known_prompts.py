@@ -7,7 +7,8 @@ new part, and that is bounded by its bytes: a fraction of what the bytes of the 
 
 A prefix is known whole (some request ended there), or as the beginning of requests that went on: then it has at most
 the tokens of the shortest of them. Both are facts about a rendered prompt, so they hold for one deployment and for
-requests of equal settings only (`group`). Nothing here is a guess, and losing it only loosens bounds.
+requests of equal settings only (`group`). No bound is a guess, and losing it only loosens bounds. The average of tokens per
+byte that is learned beside them is for estimates.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ _HARMLESS_EDITS = (b"clear_thinking", b"thinking_turns", b"all")
 _SEGMENT_MEMBERS = frozenset(
     {"tools", "system", "instructions", "messages", "input", "metadata", "client_metadata"}
 )
+#: The average of a deployment is over about so many prompts; an estimate is so much above it.
+_MEAN_OVER = 32
+_MARGIN = 1.1
 #: The bytes of a shorter body bound it well enough.
 LEAST_BYTES = 4 << 10
 
@@ -139,7 +143,7 @@ class _Seen(NamedTuple):
     whole: bool  # a request ended here
 
 
-_Key = tuple[str, int, bytes]
+_Key = tuple[str, int | None, bytes]
 
 
 class KnownPrompts:
@@ -150,6 +154,7 @@ class KnownPrompts:
         self._young: dict[_Key, _Seen] = {}
         self._old: dict[_Key, _Seen] = {}
         self._distrusted: set[str] = set()
+        self._per_kib: dict[str, float] = {}  # tokens per 1,024 bytes of body, by deployment
 
     def bound(self, deployment: Deployment, links: Sequence[bytes], prompt: Prompt) -> int | None:
         """The most input tokens that `deployment` can bill for a prompt whose chain is `links`; None = nothing bounds it.
@@ -169,7 +174,38 @@ class KnownPrompts:
         by_bytes += found.images * each
         if prompt.group is None or deployment.name in self._distrusted:
             return by_bytes
-        young, old, key = self._young, self._old, (deployment.name, prompt.group)
+        found_at = self._longest(deployment.name, links, prompt)
+        if found_at is None:
+            return by_bytes
+        i, known, after = found_at
+        new = max(0, after - max(0, found.image_bytes - known.image_bytes))
+        tokens = known.tokens + bounds.added_bound_tokens(new, len(facts.segments) - i - 1)
+        # An image at an address is counted again: there may be another one by now.
+        again = max(0, found.images - known.images) + found.remote
+        return min(by_bytes, tokens + again * each)
+
+    def estimate(self, deployment: Deployment, links: Sequence[bytes], prompt: Prompt) -> int:
+        """The probable input tokens, for an answer whose usage is lost: what was reported for the longest known prefix,
+        and for the rest this deployment's own average, with a margin. Never more than the bound."""
+        found_at = None if prompt.group is None else self._longest(deployment.name, links, prompt)
+        reported, size = 0, prompt.facts.size - prompt.media.image_bytes
+        if found_at is not None:
+            _, known, after = found_at
+            reported = known.tokens
+            size = max(0, after - max(0, prompt.media.image_bytes - known.image_bytes))
+        per_kib = self._per_kib.get(deployment.name)
+        if per_kib is None:
+            tokens = reported + bounds.estimate_input_tokens(size)
+        else:
+            tokens = reported + round(size * per_kib * _MARGIN) // 1_024
+        most = self.bound(deployment, links, prompt)
+        return tokens if most is None else min(tokens, most)
+
+    def _longest(
+        self, deployment: str, links: Sequence[bytes], prompt: Prompt
+    ) -> tuple[int, _Seen, int] | None:
+        """The last known link, what is known of it, and the bytes behind it."""
+        young, old, key = self._young, self._old, (deployment, prompt.group)
         n = len(links)
         last = max(0, n - _STEP_LINKS)
         for i in range(n - 1, -1, -1):
@@ -182,13 +218,9 @@ class KnownPrompts:
             after = prompt.bytes_after(i + 1)
             # A link is a fast hash, and whoever sends the prompt chooses what is hashed: so a beginning that is
             # larger than the known one is not taken for it.
-            if facts.size - after <= known.size + _SLACK_BYTES:
-                new = max(0, after - max(0, found.image_bytes - known.image_bytes))
-                tokens = known.tokens + bounds.added_bound_tokens(new, len(facts.segments) - i - 1)
-                # An image at an address is counted again: there may be another one by now.
-                again = max(0, found.images - known.images) + found.remote
-                return min(by_bytes, tokens + again * each)
-        return by_bytes
+            if prompt.facts.size - after <= known.size + _SLACK_BYTES:
+                return i, known, after
+        return None
 
     def note(self, deployment: str, links: Sequence[bytes], prompt: Prompt, tokens: int) -> None:
         """A provider billed `tokens` of input for this prompt, whose chain is `links`."""
@@ -197,6 +229,9 @@ class KnownPrompts:
             return
         n, size = len(links), prompt.facts.size
         if not found.images:
+            per_kib = tokens * 1_024 / size
+            mean = self._per_kib.get(deployment, per_kib)
+            self._per_kib[deployment] = mean + (per_kib - mean) / _MEAN_OVER
             for i in range(min(OPENING, n - 1)):
                 key = (deployment, group, links[i])
                 seen = self._get(key)

@@ -25,6 +25,11 @@ def input_bound(world: World, x: Exchange, deployment: Deployment) -> int | None
     return tokens if tokens is None or not added else tokens + added
 
 
+def input_estimate(world: World, x: Exchange, deployment: Deployment) -> int:
+    """The probable tokens of what left for this deployment, where it does not say."""
+    return world.known_prompts.estimate(deployment, x.chain, _as_sent(x))
+
+
 def learn(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None:
     """What an attempt's end says about prompts and answers like this one."""
     if outcome.quality is not Quality.EXACT or outcome.kind is not Kind.POST:

@@ -27,7 +27,7 @@ from gateway.core.meter import StreamMeter
 from gateway.core.money import usd_text
 from gateway.core.quota import used_up_for_s
 from gateway.core.usage import Quality, Usage
-from gateway.pipeline import admit, breakers, settle, shape
+from gateway.pipeline import admit, bound, breakers, settle, shape
 from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
 from gateway.pipeline.fallback import Way
 from gateway.ports import Unsent, UpstreamAnswer, UpstreamCall
@@ -165,7 +165,7 @@ def whole_outcome(world: World, x: Exchange, o: Opened, facts: AnswerFacts) -> O
         note = (
             f"usage {reading.problem}: estimated from {x.facts.size} bytes in, {facts.output_bytes} bytes out"
         )
-        reading = settle.estimated(x.facts, None, facts.output_bytes, 0)
+        reading = settle.estimated(bound.input_estimate(world, x, o.deployment), None, facts.output_bytes, 0)
     request_id = facts.response_id or provider_request_id(o.answer.headers)
     ending = _ending(world, o.sent_s, o.answer.status, facts.finish, "", request_id, note)
     return settle.priced(

@@ -11,7 +11,7 @@ from gateway.core.entry import Outcome
 from gateway.core.errors import UpstreamError, UpstreamLost, provider_request_id
 from gateway.core.meter import StreamMeter
 from gateway.core.usage import Quality
-from gateway.pipeline import admit, settle
+from gateway.pipeline import admit, bound, settle
 from gateway.pipeline.call import Opened
 from gateway.pipeline.exchange import Exchange, World
 
@@ -109,7 +109,8 @@ def stream_outcome(world: World, x: Exchange, o: Opened, finish: str, error: str
         why = "missing" if reading is None or not reading.problem else reading.problem
         quality = Quality.ESTIMATED
         note = f"usage {why}: estimated from {x.facts.size} bytes in, {meter.output_events} output events"
-        reading = settle.estimated(x.facts, reading, meter.output_bytes, meter.output_events)
+        input_tokens = bound.input_estimate(world, x, o.deployment)
+        reading = settle.estimated(input_tokens, reading, meter.output_bytes, meter.output_events)
     ending = _ending(world, o, meter, finish or meter.finish, error, note)
     return settle.priced(
         o.hold.row, reading, x.received_ms, ending, service_tier=x.facts.service_tier, quality=quality

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.core import bounds, prices
-from gateway.core.dialects import Facts, Reading
+from gateway.core.dialects import Reading
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.errors import UpstreamError
 from gateway.core.prices import PriceRow
@@ -75,10 +75,10 @@ def failed(row: PriceRow | None, hold_nano_usd: int, error: UpstreamError, endin
     return free(ending) if error.billed is False else at_bound(row, hold_nano_usd, ending)
 
 
-def estimated(facts: Facts, reading: Reading | None, output_bytes: int, output_events: int) -> Reading:
+def estimated(input_tokens: int, reading: Reading | None, output_bytes: int, output_events: int) -> Reading:
     """The best reading when the provider's usage is missing or cannot be trusted.
 
-    Input as the provider reported it if it did (Anthropic: in the first event), else from the request's bytes;
+    Input as the provider reported it if it did (Anthropic: in the first event), else `input_tokens`;
     output as the larger of what was reported and what was counted.
     """
     counted = bounds.estimate_output_tokens(output_bytes, output_events)
@@ -94,7 +94,7 @@ def estimated(facts: Facts, reading: Reading | None, output_bytes: int, output_e
             u.reasoning,
         )
         return Reading(usage, "", reading.service_tier)
-    return Reading(Usage(input_uncached=bounds.estimate_input_tokens(facts.size), output=counted))
+    return Reading(Usage(input_uncached=input_tokens, output=counted))
 
 
 def _outcome(

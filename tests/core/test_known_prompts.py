@@ -222,6 +222,33 @@ def test_memory_is_bounded_and_what_is_forgotten_only_loosens_the_bound() -> Non
     assert (gate.bound(MESSAGES, body_of(MESSAGES, steps(5))) or 0) > 20_000
 
 
+# --- estimates ---------------------------------------------------------------------------------------------
+
+
+def estimate(gate: Gate, body: bytes) -> int:
+    facts = dialects.read(MESSAGES, body)
+    return gate.known.estimate(deployment(), chain(facts.segments), Prompt.of(facts, body, "t1"))
+
+
+def test_an_estimate_is_what_was_reported_and_the_deployments_own_average_of_the_rest() -> None:
+    gate = Gate()
+    first, second = body_of(MESSAGES, steps(20)), body_of(MESSAGES, steps(25))
+    assert estimate(gate, first) == -(-len(first) // 4), "four bytes a token, where nothing is known"
+    reported = gate.sent(MESSAGES, first)
+    guess, truth = estimate(gate, second), billed(MESSAGES, second)
+    assert reported + (truth - reported) * 0.9 < guess < reported + (truth - reported) * 1.5
+    assert guess <= (gate.bound(MESSAGES, second) or 0)
+
+
+def test_an_estimate_is_never_above_the_bound() -> None:
+    gate = Gate()
+    gate.sent(MESSAGES, body_of(MESSAGES, steps(5)), tokens=10**6)
+    other = body_of(MESSAGES, [{"role": "user", "content": "short"}], system="another", tools=[])
+    assert estimate(gate, other) == gate.bound(MESSAGES, other)
+
+
+# --- real clients ------------------------------------------------------------------------------------------
+
 #: (first turn, second turn) of real clients; after both, the whole history was sent once
 TURNS = [
     ("claude-code/01-first-turn", "claude-code/02-second-turn"),
