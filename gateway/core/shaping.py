@@ -28,8 +28,6 @@ from gateway.core.trimming import Artifacts, Trim, Trimmer, TrimPolicy
 
 #: Shorter bodies hold no prefix that any provider caches: 512 tokens of 3.5 bytes.
 LEAST_BYTES = 1_792
-#: What relocation adds to a prompt at most: a message of its own and two tags around the lines.
-RELOCATION_TOKENS = 64
 _NONCE = b"x-anthropic-billing-header:"
 
 

@@ -11,7 +11,6 @@ from gateway.core.errors import RateLimited
 from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceRow
 from gateway.core.refusal import refusal_of
-from gateway.core.shaping import RELOCATION_TOKENS
 from gateway.core.task import State
 from gateway.pipeline import bound, ending, runs
 from gateway.pipeline.exchange import Exchange, World
@@ -91,8 +90,6 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     """
     row = world.prices().find(deployment.price, x.received_ms)
     x.input_bound = bound.input_bound(world, x, deployment)
-    if x.shaped.moved and x.input_bound is not None:
-        x.input_bound += RELOCATION_TOKENS
     asked_output = _output_bound(world, x, deployment)
     ask = least = _amounts(x, row, asked_output)
     if asked_output > _prior(world, x) and (comfort := _comfort(world, x)) < asked_output:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.core import dialects
+from gateway.core.catalog import Operation
+from gateway.core.entry import Amounts, Attempt, Granted, Refused
 from gateway.core.shaping import CachingPolicy, Level, Transform
 from tests.support.played_cache import RULES, compact
 from tests.support.recorder import Recorder
-from tests.support.small_world import KEY_ID, SmallWorld, Wire, deployment, provider
+from tests.support.small_world import KEY_ID, MemoryLedger, SmallWorld, Wire, deployment, provider
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 RULE_TEXT = "Never delete what you did not make. " * 160
@@ -226,3 +229,39 @@ async def test_a_clock_in_the_system_prompt_moves_at_relocate_and_is_told(
         assert transforms == "relocate@1"
         (told,) = [r.getMessage() for r in caplog.records if r.name == "gateway.pipeline.shape"]
         assert told.endswith("@@ line 1 (clock) @@\n-It is 9:17.\n+It is 9:17.")
+
+
+class Asking(MemoryLedger):
+    """Remembers what each hold asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    async def reserve(
+        self, attempt: Attempt, scopes: Sequence[str], ask: Amounts, least: Amounts, *, landing: bool = False
+    ) -> Granted | Refused:
+        self.asked.append(ask.nano_usd or 0)
+        return await super().reserve(attempt, scopes, ask, least, landing=landing)
+
+
+async def test_a_longer_life_is_held_at_its_price() -> None:
+    """An hour costs 6 instead of 3.75 dollars per million to write: the hold covers what may be billed."""
+    asked, client, body = [], "", messages()
+    async with Recorder() as upstream:
+        at = provider(upstream.base_url, Wire.ANTHROPIC, cache_rules="anthropic")
+        for life in ("", "1h"):
+            ledger = Asking()
+            async with SmallWorld(
+                [deployment(at, "m", "claude-opus-5")], cache_rules=RULES, ledger=ledger
+            ) as gw:
+                segments = dialects.read(Operation.MESSAGES, body).segments
+                gw.world.shaper.lineages.find((KEY_ID, client, ""), segments).life = life
+                arrived, _ = await sent(gw, upstream, MESSAGES, body)
+                client = gw.done[-1].client
+                asked += ledger.asked
+    assert arrived.count(b'"cache_control":{"type":"ephemeral","ttl":"1h"}') == 3
+    short, long = asked
+    # all of the input at the hour's price; the marks that ask for it are some bytes longer
+    output = 9 * 15_000
+    assert 0 <= (long - output) / 6_000 - (short - output) / 3_750 < 50
