@@ -38,9 +38,11 @@ from gateway.core.usage import Usage
 
 TASKS_MAX = 20_000
 THREADS_MAX = 8
-#: Digests of all threads together (`DIGEST` bytes per message), and heads whose pieces are remembered.
-DIGESTS_BYTES_MAX = 32 << 20
-HEADS_MAX = 1_000
+#: Of all threads together: `THREAD_BYTES` each, and `DIGEST` bytes per message.
+BYTES_MAX = 32 << 20
+THREAD_BYTES = 1_024
+#: Tools and lines of system prompts that are remembered, about 120 bytes each.
+PIECES_TOTAL_MAX = 200_000
 _COMPACTION = "compaction"
 _HOUR_MS = 3_600_000
 
@@ -124,12 +126,19 @@ class _Task:
 class Threads:
     """All times are milliseconds since 1970 UTC."""
 
-    def __init__(self, *, tasks_max: int = TASKS_MAX, digests_bytes_max: int = DIGESTS_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        tasks_max: int = TASKS_MAX,
+        bytes_max: int = BYTES_MAX,
+        pieces_max: int = PIECES_TOTAL_MAX,
+    ) -> None:
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
         self._pieces: OrderedDict[bytes, Pieces] = OrderedDict()
         self._tasks_max = tasks_max
-        self._bytes_max = digests_bytes_max
-        self._bytes = 0
+        self._bytes_max = bytes_max
+        self._pieces_max = pieces_max
+        self._bytes = self._pieces_count = 0
 
     def answered(self, task_id: str, a: Answered, now_ms: int) -> Explanation | None:
         """Remember an attempt as its thread's last, and say why it read less than it could have, if it did.
@@ -168,11 +177,11 @@ class Threads:
         """A task is over."""
         task = self._tasks.pop(task_id, None)
         if task is not None:
-            self._bytes -= sum(len(thread.own) for thread in task.threads)
+            self._bytes -= sum(THREAD_BYTES + len(thread.own) for thread in task.threads)
 
     @property
     def size_bytes(self) -> int:
-        """Of all digests of all threads."""
+        """Of all threads, about."""
         return self._bytes
 
     # --- which thread ------------------------------------------------------------------------------------
@@ -202,8 +211,9 @@ class Threads:
     def _begun(self, task: _Task, kind: str) -> _Thread:
         thread = _Thread(kind)
         task.threads.append(thread)
+        self._bytes += THREAD_BYTES
         if len(task.threads) > THREADS_MAX:
-            self._bytes -= len(task.threads.pop(0).own)
+            self._bytes -= THREAD_BYTES + len(task.threads.pop(0).own)
         return thread
 
     # --- comparing ---------------------------------------------------------------------------------------
@@ -273,9 +283,11 @@ class Threads:
             if own in self._pieces:
                 self._pieces.move_to_end(own)
                 continue
-            self._pieces[own] = pieces_of(segment)
-            if len(self._pieces) > HEADS_MAX:
-                self._pieces.popitem(last=False)
+            self._pieces[own] = pieces = pieces_of(segment)
+            self._pieces_count += len(pieces.digests)
+            while self._pieces_count > self._pieces_max:
+                _, dropped = self._pieces.popitem(last=False)
+                self._pieces_count -= len(dropped.digests)
 
     def _forget(self) -> None:
         while len(self._tasks) > self._tasks_max or (self._bytes > self._bytes_max and len(self._tasks) > 1):

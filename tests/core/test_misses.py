@@ -21,7 +21,7 @@ from gateway.core.misses import Rules, rules_of
 from gateway.core.prefix import anchor, chain
 from gateway.core.prices import PriceRow
 from gateway.core.rates import Rates
-from gateway.core.threads import Answered, Threads
+from gateway.core.threads import THREAD_BYTES, Answered, Threads
 from gateway.core.usage import Usage
 from tests.support.agent_runs import compact, facts_of
 from tests.support.material import captured
@@ -304,23 +304,35 @@ def test_two_runs_of_one_task_separate_at_their_first_difference_and_both_go_on(
     assert play.sends(side(5), Usage(10, 5_200, 200)) is None
 
 
-def test_memory_is_bounded_in_tasks_threads_and_bytes() -> None:
+def test_memory_is_bounded_in_tasks_threads_bytes_and_pieces() -> None:
+    one = THREAD_BYTES + 5 * 8  # tools, system and three turns, 8 bytes each
     play = Play(threads=Threads(tasks_max=3))
     for task in "abcd":
         play.sends(run(3), WROTE, task=task)
-    assert play.threads.size_bytes == 3 * 5 * 8  # tools, system and three turns, 8 bytes each
+    assert play.threads.size_bytes == 3 * one
     assert play.sends(run(5), READ, task="a") is None  # forgotten, so nothing is said
-    small = Threads(digests_bytes_max=100)
+    small = Threads(bytes_max=2 * one + 1)
     play = Play(threads=small)
     for task in "abcdefgh":
         play.sends(run(3), WROTE, task=task)
-    assert small.size_bytes <= 100
+    assert small.size_bytes == 2 * one
     play = Play()
     for n in range(30):
         play.sends({"messages": [{"role": "user", "content": f"{n}"}]}, WROTE)
-    assert play.threads.size_bytes == 8 * 8
+    assert play.threads.size_bytes == 8 * (THREAD_BYTES + 8)
     play.threads.forget("t")
     assert play.threads.size_bytes == 0
+
+
+def test_a_system_prompt_that_is_no_longer_remembered_line_by_line_is_told_to_have_changed() -> None:
+    changed = run(5, system=SYSTEM.replace("rule 7", "9:14"))
+    for pieces_max, index in ((1_000, 8), (110, 1)):  # of a hundred lines and three tools each
+        play = Play(threads=Threads(pieces_max=pieces_max))
+        play.sends(run(3), WROTE)
+        play.sends(run(3, system="other\n" * 100), WROTE, task="u")
+        said = play.sends(changed, LOST_ALL)
+        assert said is not None
+        assert (said.cause, said.index) == (Cause.SYSTEM_LINE_CHANGED, index)
 
 
 SAME_RUN = [
