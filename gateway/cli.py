@@ -363,14 +363,39 @@ def usage(
 
 @app.command()
 def explain(
-    request_id: Annotated[str, typer.Argument(help="x-request-id of an answer.")],
+    request_id: Annotated[str | None, typer.Argument(help="x-request-id of an answer.")] = None,
     config: Config = None,
+    request: Annotated[
+        Path | None, typer.Option(help="Instead: the body of a request; says where it would go.")
+    ] = None,
+    task_step: Annotated[int, typer.Option(min=1, help="With --request: the task's requests so far.")] = 1,
+    budget_used: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the task's budget.")] = 0.0,
+    tool_errors: Annotated[
+        int | None, typer.Option(min=0, help="Failed calls in a row; default: as the body shows.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=0, help="Equal turns in a row; default: as the body shows.")
+    ] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="A person has just spoken.")] = False,
+    client: Annotated[str, typer.Option(help="claude-code, codex, opencode, ...")] = "other",
+    purpose: Annotated[str, typer.Option(help="title, compaction or subagent.")] = "",
+    label: Annotated[list[str] | None, typer.Option(help="name=value; repeat for several.")] = None,
+    home: Annotated[str, typer.Option(help="The deployment that answered the task last.")] = "",
+    warm_tokens: Annotated[int, typer.Option(min=0, help="What of the prompt it holds in its cache.")] = 0,
     as_json: Json = False,
 ) -> int:
-    """Why a request was or was not read from its provider's cache, and what that cost."""
-    from gateway.commands import explain
+    """Why a request was or was not read from its provider's cache; or where a request would go, and why."""
+    from gateway.commands import explain, explain_route
 
-    return explain.explain(config, request_id, as_json)
+    if (request is None) == (request_id is None):
+        raise typer.BadParameter("give the id of a request, or --request with a body")
+    if request is None:
+        return explain.explain(config, request_id or "", as_json)
+    labels = {name: value for name, _, value in (pair.partition("=") for pair in label or ())}
+    supposed = explain_route.Supposed(
+        task_step, budget_used, tool_errors, repeats, interactive, client, purpose, labels, home, warm_tokens
+    )
+    return explain_route.explain_route(config, request, supposed, as_json)
 
 
 @app.command()

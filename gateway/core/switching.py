@@ -16,6 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gateway.core.cache_rules import CacheRule, CacheRules
+from gateway.core.catalog import Deployment
+from gateway.core.prices import PriceBook
+
+DEFAULT_LIFE_S = 300.0
 PICO_PER_NANO = 1_000
 #: A switch must pay by this much more than it costs: two estimates that differ by less are the same.
 MARGIN = 0.1
@@ -39,6 +44,28 @@ class Terms:
     write: int
     output: int
     life_s: float = 300.0
+
+
+def cache_rule_of(known: CacheRules, deployment: Deployment, now_ms: int) -> CacheRule | None:
+    provider = deployment.provider
+    return known.find(f"{provider.cache_rules or provider.name}/{deployment.upstream_model}", now_ms)
+
+
+def life_of(rule: CacheRule | None) -> float:
+    """Seconds for which a prefix is kept after its last use."""
+    lives = rule.lives if rule is not None else ()
+    return float(lives[0].life_s) if lives and lives[0].life_s else DEFAULT_LIFE_S
+
+
+def terms_of(prices: PriceBook, known: CacheRules, deployment: Deployment, now_ms: int) -> Terms | None:
+    """What a deployment takes; None without a price."""
+    row = prices.find(deployment.price, now_ms)
+    if row is None:
+        return None
+    rates = row.rates
+    write = rates.write_5m if rates.prices_writes else rates.input
+    life_s = life_of(cache_rule_of(known, deployment, now_ms))
+    return Terms(rates.input, rates.read, write, rates.output, life_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from gateway.core import bounds, runs
-from gateway.core.cache_rules import CacheRule, Style
+from gateway.core.cache_rules import Style
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.dialects import media
 from gateway.core.entry import Attempt, Granted, Kind, Outcome
 from gateway.core.rules import CacheFacts, OwnerFacts, RequestFacts, RuleContext, RuleSet, TimeFacts, Warmth
 from gateway.core.runs import Held, Thread
-from gateway.core.switching import Terms
+from gateway.core.switching import Terms, cache_rule_of, life_of, terms_of
 from gateway.core.usage import Usage
 from gateway.pipeline.exchange import Exchange, World
 
-_DEFAULT_LIFE_S = 300.0
 _LONG_LIFE_S = 3_600.0
 #: Caches below this size are kept by nobody.
 _LEAST_TOKENS = 1_024
@@ -143,26 +142,7 @@ def tool_call_open(world: World, x: Exchange) -> bool:
 
 def terms(world: World, deployment: Deployment, now_ms: int) -> Terms | None:
     """What a token costs there; None without a price."""
-    row = world.prices().find(deployment.price, now_ms)
-    if row is None:
-        return None
-    rates = row.rates
-    write = rates.write_5m if rates.prices_writes else rates.input
-    return Terms(
-        rates.input, rates.read, write, rates.output, _life_s(_cache_rule(world, deployment, now_ms))
-    )
-
-
-def _cache_rule(world: World, deployment: Deployment, now_ms: int) -> CacheRule | None:
-    provider = deployment.provider
-    return world.cache_rules().find(
-        f"{provider.cache_rules or provider.name}/{deployment.upstream_model}", now_ms
-    )
-
-
-def _life_s(rule: CacheRule | None) -> float:
-    lives = rule.lives if rule is not None else ()
-    return float(lives[0].life_s) if lives and lives[0].life_s else _DEFAULT_LIFE_S
+    return terms_of(world.prices(), world.cache_rules(), deployment, now_ms)
 
 
 def granted(world: World, scopes: Sequence[str], answer: Granted) -> None:
@@ -193,7 +173,7 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
 
 def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage) -> Held | None:
     """What the deployment's cache holds after this answer."""
-    rule = _cache_rule(world, deployment, x.received_ms)
+    rule = cache_rule_of(world.cache_rules(), deployment, x.received_ms)
     written = usage.cache_write_5m + usage.cache_write_1h + usage.cache_write_12h
     tokens = usage.cache_read + written
     if not written and (rule is None or rule.style is not Style.EXPLICIT):
@@ -201,5 +181,5 @@ def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage) -> He
         tokens = usage.input_total if usage.input_total >= least else 0
     if not tokens:
         return None
-    life_s = _LONG_LIFE_S if usage.cache_write_1h or usage.cache_write_12h else _life_s(rule)
+    life_s = _LONG_LIFE_S if usage.cache_write_1h or usage.cache_write_12h else life_of(rule)
     return Held(tokens, world.clock.monotonic() + life_s, len(x.chain), x.chain[-1])

@@ -42,6 +42,9 @@ def _rules(section: Section, catalog: Catalog, virtual: frozenset[str]) -> list[
     """Those that can work; each problem is reported where it stands."""
     rules: list[RuleText] = []
     for item in section.sections("rules"):
+        optional = item.flag("optional", False)
+        if optional and item.text("tier") in _TIERS - catalog.by_tier.keys():
+            continue  # there is nothing that it could lead to
         rule = _rule(item, catalog, virtual)
         # Alone, for its own faults, and after the sound ones before it, for what only the order makes wrong.
         for together in ([rule], [*rules, rule]):
