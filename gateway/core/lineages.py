@@ -49,7 +49,8 @@ class Lineage:
 
     def entries(self, links: tuple[bytes, ...]) -> tuple[int, ...]:
         """The marks of the request before that are still where they were."""
-        same = divergence(self.links, links)
+        old = self.links
+        same = len(old) if old == links[: len(old)] else divergence(old, links)
         return tuple(mark for mark in self.marks if mark < same)
 
 
@@ -106,7 +107,7 @@ class Lineages:
         keys = segments.keys
         known, old = lineage.outline, lineage.keys
         same = len(old) if old == keys[: len(old)] else _common(old, keys)
-        if known is None or not known.sizes or 0 in keys or not _same_head(known, segments):
+        if known is None or not old or 0 in keys or (same < 2 and not _same_head(known, segments)):
             known, same = Outline(False, False, [], [], [], []), 0
         elif same < len(old) and old[same + 1 :] == keys[same + 1 : len(old)]:
             # One segment is another: a system prompt with a clock, a message that lost its marker.

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.core.cache_rules import CacheRule, Life, LookbackUnit, Style
 from gateway.core.catalog import Operation
 from gateway.core.dialects.blocks import Message
@@ -90,16 +92,14 @@ class Outline:
         return at + self.first if at >= 0 else -1
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, gc=False):
     """`segment` counts from the beginning of the prompt; `life` is a TTL's name, "" = the provider's default."""
 
     segment: int
     life: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False):
     marks: tuple[Mark, ...] = ()
     why: str = ""  # one line for people: why there are none
 
@@ -170,14 +170,17 @@ def _wished(
     tail_is_implicit: bool,
 ) -> list[Sequence[int]]:
     """Acceptable segments for each mark, the most valuable mark first."""
-    marked = set(outline.marked)
+    marked = outline.marked
     head = outline.head
     wished: list[Sequence[int]] = []
-    before = max((e for e in entries if head < e < tail), default=-1)
+    before = -1
+    for entry in entries:
+        if before < entry < tail and entry > head:
+            before = entry
     if before < 0:
         before = outline.before_last_answer()
     # A client that marks its own tail does so in every step; where it only marks its head, the history is ours.
-    own_tail = outline.automatic or any(s > max(before, head) for s in marked)
+    own_tail = outline.automatic or bool(marked and max(marked) > max(before, head))
     if continued and tail > head and not own_tail and not tail_is_implicit:
         # What holds no text, an empty tool result, takes no mark: then the nearest message before it.
         latest = range(tail, max(before - 1, head, outline.first - 1, tail - _TAILS_MAX), -1)
@@ -187,7 +190,7 @@ def _wished(
         if before not in marked and _overrun(rule, outline, before, end):
             wished.append([s for s in _near(rule, outline, before, end) if s not in marked])
     # A head that a mark of the client's own covers, or tools that do, are the client's business.
-    if (continued or head_seen) and head >= 0 and not any(s <= head for s in marked):
+    if (continued or head_seen) and head >= 0 and not (marked and min(marked) <= head):
         wished.append((head,))
         if outline.tools and head > 0:
             wished.append((0,))

@@ -282,9 +282,10 @@ class Shaper:
     ) -> None:
         operation = request.operation
         marker = rule.markers.get(operation, "")
-        head_seen = self.lineages.head_seen(
-            request.links, outline.head, request.now_s, rule.lives[0].life_s or 0 if rule.lives else 0
-        )
+        head_seen = False
+        if lineage.steps <= 1:
+            life_s = rule.lives[0].life_s or 0 if rule.lives else 0
+            head_seen = self.lineages.head_seen(request.links, outline.head, request.now_s, life_s)
         if Transform.MARKERS in request.off or not marker or _decides_itself(request):
             draft.why_no_marks = "requests here cannot mark" if not marker else "switched off"
             return
@@ -383,14 +384,13 @@ class Shaper:
         return draft.done(request.level)
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(msgspec.Struct):
     """What has been decided so far."""
 
-    splices: list[Splice] = field(default_factory=list)
+    splices: list[Splice] = []
     members: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
-    applied: list[Transform] = field(default_factory=list)
+    applied: list[Transform] = []
     marks: tuple[Mark, ...] = ()
     why_no_marks: str = ""
     long_write: bool = False

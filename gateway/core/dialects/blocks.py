@@ -137,8 +137,9 @@ def marker_text(marker: str, life: str = "") -> bytes:
     """The member that marks a block. `life` names a TTL other than the default one (cache_control only)."""
     if marker == "prompt_cache_breakpoint":
         return b',"prompt_cache_breakpoint":{"mode":"explicit"}'
-    ttl = b',"ttl":"%b"' % life.encode() if life else b""
-    return b',"cache_control":{"type":"ephemeral"%b}' % ttl
+    if not life:
+        return b',"cache_control":{"type":"ephemeral"}'
+    return b',"cache_control":{"type":"ephemeral","ttl":"%b"}' % life.encode()
 
 
 def mark_message(raw: bytes, operation: Operation, text: bytes) -> tuple[Splice, ...]:
