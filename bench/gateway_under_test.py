@@ -74,6 +74,7 @@ class Gateway:
     base_url: str
     key: str
     ledger_url: str
+    pid: int
 
 
 @asynccontextmanager
@@ -91,12 +92,12 @@ async def start_gateway(
             usage_lookup="/generation?id=" if reconcile else "",
         )
     )  # fmt: skip
-    await _command("migrate", "--config", str(config))
-    made = json.loads(await _command("keys", "create", "mixed-load", "--json", "--config", str(config)))
+    await command("migrate", "--config", str(config))
+    made = json.loads(await command("keys", "create", "mixed-load", "--json", "--config", str(config)))
     child = await _serve(config, _opened(state / "log"))
     try:
         await _ready(f"http://127.0.0.1:{admin_port}/readyz", child, state / "log")
-        yield Gateway(f"http://127.0.0.1:{port}", made["key"], database)
+        yield Gateway(f"http://127.0.0.1:{port}", made["key"], database, child.pid)
     finally:
         if child.returncode is None:
             child.terminate()
@@ -123,7 +124,7 @@ async def _serve(config: Path, log: BinaryIO) -> asyncio.subprocess.Process:
         )
 
 
-async def _command(*arguments: str) -> str:
+async def command(*arguments: str) -> str:
     """Standard output of a `tollhouse` command. Raises NotStarted with its message if it fails."""
     child = await asyncio.create_subprocess_exec(
         *_TOLLHOUSE, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE

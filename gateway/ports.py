@@ -67,6 +67,11 @@ class Ledger(Protocol):
         """
         ...
 
+    @property
+    def changes(self) -> int:
+        """Counts what may have undone a refusal that stands until somebody acts, as far as this process has heard."""
+        ...
+
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
         """`settle` without waiting: from now on the ledger has it. Cannot fail for the caller."""
         ...

@@ -23,6 +23,7 @@ from gateway.core.runs import Run, Runs, Thread
 from gateway.core.shaping import AS_IT_CAME, CachingPolicy, Level, Shaped, Shaper
 from gateway.core.threads import Threads
 from gateway.pipeline.places import Places
+from gateway.pipeline.repeats import Repeats
 from gateway.ports import (
     Clock,
     Incoming,
@@ -170,6 +171,7 @@ class World:
     #: the same for what is no breaker's
     tell: Callable[[str, str, Mapping[str, object]], None] = _nobody
     told: Told = field(default_factory=Told)
+    repeats: Repeats = field(default_factory=Repeats)
     #: (task id, why): let a task go on that a breaker has paused; False if it is not. Raises `Unavailable`.
     go_on: Callable[[str, str], Awaitable[bool]] = _not_paused
 

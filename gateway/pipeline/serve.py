@@ -58,6 +58,10 @@ class Gateway:
     async def serve(self, incoming: Incoming, steps: Steps) -> Answer:
         """The answer to one model call. Raises `GatewayError`; nothing of a refused request is left behind."""
         world = self._world
+        told = world.repeats.find(incoming, world.ledger.changes, world.clock.monotonic())
+        if told is not None:
+            return told.again()
+        changes = world.ledger.changes
         x = Exchange(incoming, world.clock.now_ms(), steps)
         read(x)
         steps.mark("read")
@@ -73,6 +77,8 @@ class Gateway:
             return await _answered(world, x)
         except (BudgetExceeded, TaskStopped) as refusal:
             answer = await _instead(world, x, refusal)
+            if isinstance(refusal, BudgetExceeded) and (answer is None or answer.error):
+                world.repeats.add(incoming, refusal, answer, changes, world.clock.monotonic())
             if answer is None:
                 raise
             return answer

@@ -176,6 +176,10 @@ class SqlLedger:
             self._refusals.add(own, answer, least, landing)
         return answer
 
+    @property
+    def changes(self) -> int:
+        return self._refusals.changes
+
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
         ending = Ending(storable(attempt), storable(outcome))
         self._settlements.submit(ending).add_done_callback(_retrieve)

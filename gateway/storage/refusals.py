@@ -20,6 +20,7 @@ class Refusals:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, tuple[float, Refused]] = {}  # scope -> until when, and what it says
+        self.changes = 0  # how often all was forgotten
 
     def find(
         self, own: str, scopes: Sequence[str], ask: Amounts, least: Amounts, landing: bool
@@ -54,6 +55,7 @@ class Refusals:
             self._known[scope] = until_s, refused
 
     def forget(self) -> None:
+        self.changes += 1
         self._known.clear()
 
 

@@ -79,6 +79,10 @@ class MemoryLedger:
             warned=self.warned,
         )
 
+    @property
+    def changes(self) -> int:
+        return 0
+
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
         if self.holds.pop(attempt.attempt_id, None) is not None:
             self.entries.append((attempt, outcome))
