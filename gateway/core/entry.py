@@ -14,6 +14,10 @@ from gateway.core.explanation import Explanation
 from gateway.core.usage import Quality, Usage
 
 
+#: Begins the part of an entry's note that says why its request went where it went; always the last part.
+ROUTE_NOTE = "route: "
+
+
 class Unit(StrEnum):
     """What a budget counts. Amounts in `usd` are nano-dollars, all others are whole numbers of what they say."""
 

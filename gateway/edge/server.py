@@ -63,6 +63,10 @@ class PrefixDesk(Protocol):
         """One request of that key; `NotFound` for one of anybody else."""
         ...
 
+    async def route(self, request_id: str, key: KeyRecord) -> Mapping[str, object]:
+        """Where one request of that key went, and why."""
+        ...
+
     async def task(self, task_id: str) -> Mapping[str, object]:
         """What a task lost and saved."""
         ...
@@ -238,7 +242,7 @@ class Edge:
         done.key_id = caller.key_id
         if target.kind == "task":
             return await self._task(request, target, caller, done)
-        if target.kind == "prefix":
+        if target.kind in ("prefix", "request"):
             return await self._explained(target, caller, done)
         if target.operation is None:
             return self._models(target, caller, done)
@@ -385,7 +389,8 @@ class Edge:
     async def _explained(self, target: Target, caller: Caller, done: Done) -> web.StreamResponse:
         if self._prefix is None:
             raise NotFound("nothing is kept about requests here")
-        body = msgspec.json.encode(await self._prefix.request(target.name, caller.key))
+        tell = self._prefix.request if target.kind == "prefix" else self._prefix.route
+        body = msgspec.json.encode(await tell(target.name, caller.key))
         done.status, done.bytes_out = HTTPStatus.OK, len(body)
         return Whole(done.status, [*_json_headers(done.request_id), ("Cache-Control", "no-store")], body)
 

@@ -25,7 +25,7 @@ class Target:
     `dialect` is how errors are written: "openai", "responses" or "anthropic".
     """
 
-    kind: str  # "call" | "models" | "model" | "task" | "prefix" | "probe" | "none"
+    kind: str  # "call" | "models" | "model" | "task" | "request" | "prefix" | "probe" | "none"
     dialect: str
     methods: tuple[str, ...] = ()
     operation: Operation | None = None
@@ -77,6 +77,8 @@ def resolve(path: str, anthropic_hint: bool) -> Target:
             return Target("task", "openai", ("POST",), name=unquote(name), task=task, verb=verb)
     if path.startswith("/requests/") and path.endswith("/prefix") and path.count("/") == 3:
         return Target("prefix", "openai", ("GET", "HEAD"), name=unquote(path[10:-7]), task=task)
+    if path.startswith("/requests/") and path.count("/") == 2 and len(path) > 10:
+        return Target("request", "openai", ("GET", "HEAD"), name=unquote(path[10:]), task=task)
     if path in _PROBES:
         return Target("probe", dialect, ("GET", "HEAD"), name=path, task=task)
     return Target("none", dialect, task=task)

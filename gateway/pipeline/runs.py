@@ -10,7 +10,7 @@ from gateway.core import bounds, runs
 from gateway.core.cache_rules import Style
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.dialects import media
-from gateway.core.entry import Attempt, Granted, Kind, Outcome
+from gateway.core.entry import ROUTE_NOTE, Attempt, Granted, Kind, Outcome
 from gateway.core.rules import CacheFacts, OwnerFacts, RequestFacts, RuleContext, RuleSet, TimeFacts, Warmth
 from gateway.core.runs import Held, Thread
 from gateway.core.switching import Terms, cache_rule_of, life_of, terms_of
@@ -167,7 +167,7 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
             thread.answered(deployment.name, held, total, guess, usage.output)
     if not x.route.rule and not x.route.instead_of:
         return outcome
-    reason = f"route: {x.route.why}"
+    reason = f"{ROUTE_NOTE}{x.route.why}"
     return replace(outcome, note=f"{outcome.note}; {reason}" if outcome.note else reason)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog
+from gateway.core.entry import ROUTE_NOTE
 from gateway.core.errors import NotFound
 from gateway.core.identity import KeyRecord
 from gateway.core.misses import rules_for
@@ -31,12 +32,7 @@ class Explained:
         """One request, attempt by attempt. With a key only its own, with that of a task only the task's and its
         children's: of all others `NotFound`, whether they exist or not.
         """
-        entries: list[dict[str, Any]] = []
-        if 0 < len(request_id) <= _ID_CHARS_MAX and request_id.isprintable():
-            entries = await reports.entries(self._database, request_id=request_id)
-        entries = [e for e in entries if e["kind"] != "correct" and (key is None or _is_own(e, key))]
-        if not entries:
-            raise NotFound(f"there is no request {request_id[:_ID_CHARS_MAX]}")
+        entries = await self._entries(request_id, key)
         misses = await reports.explanations(self._database, request_id)
         now_ms = self._database.clock.now_ms()
         return {
@@ -53,6 +49,50 @@ class Explained:
                 for e in entries
             ],
         }
+
+    async def route(self, request_id: str, key: KeyRecord | None = None) -> dict[str, Any]:
+        """Where one request went and why, attempt by attempt; for whom, as `request`."""
+        entries = await self._entries(request_id, key)
+        last = entries[-1]
+        return {
+            "object": "request",
+            "id": request_id,
+            "task_id": last["task_id"],
+            "task_step": last["step"],
+            "model_requested": last["model_requested"],
+            "model": last["model"],
+            "tier": last["tier"],
+            "deployment": last["deployment"],
+            "rule": last["rule"] or None,
+            "reason": reason_in(last["note"]),
+            "cost_usd": usd_text(sum(e["amount_nano_usd"] for e in entries)),
+            "retries_cost_usd": usd_text(sum(e["amount_nano_usd"] for e in entries[:-1])),
+            "attempts": [
+                {
+                    "id": e["attempt_id"],
+                    "no": e["attempt_no"],
+                    "model": e["model"],
+                    "provider": e["provider"],
+                    "tier": e["tier"],
+                    "deployment": e["deployment"],
+                    "status": e["status"],
+                    "finish": e["finish"],
+                    "error": e["error"] or None,
+                    "latency_ms": e["latency_ms"],
+                    "cost_usd": usd_text(e["amount_nano_usd"]),
+                }
+                for e in entries
+            ],
+        }
+
+    async def _entries(self, request_id: str, key: KeyRecord | None) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        if 0 < len(request_id) <= _ID_CHARS_MAX and request_id.isprintable():
+            entries = await reports.entries(self._database, request_id=request_id)
+        entries = [e for e in entries if e["kind"] != "correct" and (key is None or _is_own(e, key))]
+        if not entries:
+            raise NotFound(f"there is no request {request_id[:_ID_CHARS_MAX]}")
+        return entries
 
     async def task(self, task_id: str) -> dict[str, Any]:
         """What a task lost to prompts that were not read from a cache, by cause, and what caches saved it."""
@@ -71,6 +111,12 @@ class Explained:
                 for row in rows
             ],
         }
+
+
+def reason_in(note: str) -> str | None:
+    """Why a request was routed as it was, from its entry's note; None where nothing had to be decided."""
+    _, found, reason = note.rpartition(ROUTE_NOTE)
+    return reason if found else None
 
 
 def _is_own(entry: dict[str, Any], key: KeyRecord) -> bool:
