@@ -31,12 +31,14 @@ teams = typer.Typer(help="Teams: create, list.", no_args_is_help=True)
 budgets = typer.Typer(help="Budgets of tenants, teams, keys and tasks.", no_args_is_help=True)
 tasks = typer.Typer(help="Tasks (agent runs): what each one did and cost.", no_args_is_help=True)
 journal = typer.Typer(help="Settlements that replicas keep beside the database.", no_args_is_help=True)
+importing = typer.Typer(help="Configurations of others.", no_args_is_help=True)
 for name, group in (
     ("journal", journal),
     ("keys", keys),
     ("teams", teams),
     ("budgets", budgets),
     ("tasks", tasks),
+    ("import", importing),
 ):
     app.add_typer(group, name=name)
 
@@ -275,6 +277,18 @@ def budgets_list(config: Config = None, as_json: Json = False) -> int:
     from gateway.commands import budgets
 
     return budgets.show(config, as_json)
+
+
+@importing.command("litellm")
+def import_litellm(
+    file: Annotated[Path, typer.Argument(help="config.yaml of LiteLLM's proxy.")],
+    out: Annotated[Path | None, typer.Option(help="Write there, a new file; default: print it.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Turn a configuration of LiteLLM's proxy into ours, and say what could not be carried."""
+    from gateway.commands import importing as imports
+
+    return imports.litellm(file, out, as_json)
 
 
 @tasks.command("list")
