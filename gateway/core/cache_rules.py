@@ -182,7 +182,9 @@ class CacheRule:
         return tuple(life for life in self.lives if life.surface in (None, operation))
 
     def key_on(self, operation: Operation) -> tuple[str, str]:
-        """(member of the request, header) that carries the cache key; "" = none."""
+        """(member of the request, header) that carries the cache key; "" = none. The messages API has no such member."""
+        if operation is Operation.MESSAGES:
+            return "", ""
         if self.key_header and operation is Operation.CHAT:
             return "", self.key_header
         return self.key, ""

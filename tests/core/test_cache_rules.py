@@ -64,6 +64,7 @@ def test_markers_lives_and_keys_differ_by_generation_and_operation() -> None:
     assert of("xai/grok-5").key_on(Operation.CHAT) == ("", "x-grok-conv-id")
     assert of("xai/grok-5").key_on(Operation.RESPONSES) == ("prompt_cache_key", "")
     assert of("vllm/any").key_on(Operation.CHAT) == ("cache_salt", "")
+    assert of("vllm/any").key_on(Operation.MESSAGES) == ("", "")
     assert KNOWN.find("nobody/any", NOW_MS) is None
 
 
