@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.core.catalog import Deployment
+from gateway.core.dialects import media
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.known_prompts import Prompt
 from gateway.core.usage import Quality
@@ -38,7 +39,9 @@ def learn(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None
     if usage.output:
         world.outputs.note(asker(x), usage.output // x.facts.n)
     if x.input_bound is not None and usage.input_total > x.input_bound:
-        world.known_prompts.distrust(attempt.deployment)
+        # What a provider's own tools bring (web search) is in no request, and says nothing about its tokens.
+        if not media.server_tools(x.facts):
+            world.known_prompts.distrust(attempt.deployment)
     elif _TRIM not in _transforms(x):
         # What was trimmed now may leave whole another time.
         world.known_prompts.note(attempt.deployment, x.chain, _as_sent(x), usage.input_total)

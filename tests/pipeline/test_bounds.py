@@ -86,6 +86,20 @@ async def test_a_deployment_that_bills_more_than_its_bound_is_not_believed_again
     assert after == [first, first]
 
 
+async def test_what_a_providers_own_tools_bring_says_nothing_about_its_tokens() -> None:
+    search = [{"type": "web_search"}, {"type": "function", "function": {"name": "f", "parameters": {}}}]
+    async with ProviderFake() as fake:
+        ledger = Asking()
+        async with SmallWorld([deployment(provider(fake.url))], ledger=ledger) as gw:
+            for tokens in (1_000, 100_000, 1_000):
+                usage = {"prompt_tokens": tokens, "completion_tokens": 1}
+                fake.replies({"id": "c", "choices": [], "usage": usage})
+                await said(gw, model="m", messages=turn("again"), tools=search)
+    first, tight, after = [ask.input_tokens or 0 for ask, _ in ledger.asked]
+    assert tight < 1_500 < first
+    assert after == tight
+
+
 async def test_images_have_a_bound_and_files_have_none() -> None:
     async with demo() as (gw, ledger):
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}

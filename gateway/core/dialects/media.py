@@ -19,6 +19,11 @@ _TYPES = re.compile(
 )
 #: An escaped letter could hide any of them.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+#: Tools that a provider runs by itself, and whose results it adds to the input that it bills (2026-11).
+_SERVED = re.compile(
+    rb'"type"\s*:\s*"(?:web_search|web_fetch|file_search|code_interpreter|code_execution|image_generation|mcp|'
+    rb'tool_search|advisor|x_search|google_search|live_search)[^"]*"'
+)
 _IMAGES = frozenset({"image", "image_url", "input_image", "computer_screenshot"})
 #: A page or a second of these weighs what only the provider knows; a reference stands for text that is not here.
 _OPAQUE = frozenset(
@@ -140,3 +145,22 @@ def of(facts: Facts) -> Media:
             if seen is not NONE:
                 found += seen
     return found
+
+
+def server_tools(facts: Facts) -> bool:
+    """Whether a request offers tools that the provider runs by itself: what it bills then has no bound in the request."""
+    segments = facts.segments
+    if not facts.tool_count or segments[0].kind != "tools":
+        return False
+    key = segments.keys[0]
+    known = _SERVED_SEEN.get(key)
+    if known is None:
+        known = _SERVED.search(segments[0].raw) is not None
+        if len(_SERVED_SEEN) >= _TOOLS_MAX:
+            _SERVED_SEEN.clear()
+        _SERVED_SEEN[key] = known
+    return known
+
+
+_TOOLS_MAX = 4_096
+_SERVED_SEEN: dict[int, bool] = {}
