@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.commands.database import Desk, at_desk
 from gateway.commands.output import dollars, print_csv, print_json, print_table, say
+from gateway.commands.tasks import cause_document
 from gateway.commands.usage import asked, shown
 from gateway.storage import reports
 from gateway.storage.reports import MissRow, UsageRow
@@ -26,7 +27,7 @@ def misses(
     if as_json:
         print_json([_group(names, row, rows) for row in used])
     elif as_csv:
-        print_csv([{**_named(names, row.group), **_cause(row)} for row in rows])
+        print_csv([{**_named(names, row.group), **cause_document(row)} for row in rows])
     elif not used:
         say("nothing was used in that time")
     else:
@@ -41,21 +42,12 @@ def _group(names: Sequence[str], used: UsageRow, rows: Sequence[MissRow]) -> dic
         "attempts": used.attempts,
         "saved_nano_usd": used.saved_nano_usd,
         "lost_nano_usd": sum(row.lost_nano_usd for row in own),
-        "misses": [_cause(row) for row in own],
+        "misses": [cause_document(row) for row in own],
     }
 
 
 def _named(names: Sequence[str], group: Sequence[str | int]) -> dict[str, str]:
     return dict(zip(names, map(shown, names, group), strict=True))
-
-
-def _cause(row: MissRow) -> dict[str, Any]:
-    return {
-        "cause": row.cause,
-        "attempts": row.attempts,
-        "lost_tokens": row.lost_tokens,
-        "lost_nano_usd": row.lost_nano_usd,
-    }
 
 
 def _print(names: Sequence[str], rows: Sequence[MissRow], used: Sequence[UsageRow]) -> None:

@@ -12,6 +12,7 @@ from gateway.commands.output import dollars, moment, print_json, print_table, sa
 from gateway.storage import reports
 from gateway.storage.accounts import Task
 from gateway.storage.breaker_events import BreakerEvent
+from gateway.storage.reports import MissRow
 from gateway.storage.tasks import Tasks, TaskView
 
 _MOST_ENTRIES = 10_000
@@ -27,15 +28,22 @@ def show_all(path: Path | None, limit: int, as_json: bool) -> int:
 
 
 def show_one(path: Path | None, task_id: str, as_json: bool) -> int:
-    async def act(desk: Desk) -> tuple[TaskView, list[dict[str, Any]]]:
+    async def act(desk: Desk) -> tuple[TaskView, list[dict[str, Any]], list[MissRow]]:
         view = await Tasks(desk.database, actor=ACTOR, pepper=b"").task_view(task_id)
         entries = await reports.entries(desk.database, task_id=view.task.task_id, limit=_MOST_ENTRIES)
-        return view, entries
+        return view, entries, await reports.misses(desk.database, by=(), task_id=view.task.task_id)
 
-    view, entries = at_desk(path, act)
+    view, entries, misses = at_desk(path, act)
     task = view.task
     if as_json:
-        print_json({**asdict(task), "breakers": [asdict(e) for e in view.events], "entries": entries})
+        print_json(
+            {
+                **asdict(task),
+                "breakers": [asdict(e) for e in view.events],
+                "misses": [cause_document(row) for row in misses],
+                "entries": entries,
+            }
+        )
         return 0
     _print_tasks([task])
     if task.state_reason:
@@ -73,7 +81,22 @@ def show_one(path: Path | None, task_id: str, as_json: bool) -> int:
             for e in entries
         ],
     )
+    for row in misses:
+        say(
+            f"{row.cause.replace('_', ' ')}: {row.lost_tokens:,} tokens not read from a cache in "
+            f"{row.attempts:,} attempt{'s' * (row.attempts != 1)}, {dollars(row.lost_nano_usd)} lost"
+        )
     return 0
+
+
+def cause_document(row: MissRow) -> dict[str, Any]:
+    """Misses for one cause, for JSON and CSV."""
+    return {
+        "cause": row.cause,
+        "attempts": row.attempts,
+        "lost_tokens": row.lost_tokens,
+        "lost_nano_usd": row.lost_nano_usd,
+    }
 
 
 def change_state(path: Path | None, task_id: str, reason: str, *, pause: bool, as_json: bool) -> int:
