@@ -108,14 +108,13 @@ def _by_tier(
     wanted, why = (
         (catalog.default_tier, "the default tier") if decision is None else (decision.tier, decision.why)
     )
-    for tier in dict.fromkeys((wanted, catalog.default_tier, *Tier)):
+    deployments = usable(wanted)
+    if any(d.serves(operation) for d in deployments):
+        return wanted, deployments, why
+    for tier in dict.fromkeys((catalog.default_tier, *Tier)):
         deployments = usable(tier)
         if any(d.serves(operation) for d in deployments):
-            return (
-                tier,
-                deployments,
-                why if tier is wanted else f"{why}; tier {wanted} has nothing to offer here",
-            )
+            return tier, deployments, f"{why}; tier {wanted} has nothing to offer here"
     return wanted, usable(wanted), why
 
 

@@ -15,13 +15,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gateway.core.rules import TaskFacts
-from gateway.core.switching import Arithmetic, Habit, Lengths, Pace, Side, Warm, visit_saving, weigh
+from gateway.core.switching import Arithmetic, Habits, Lengths, Pace, Side, Warm, visit_saving, weigh
 
 RUNS_MAX = 20_000
 THREADS_MAX = 8
 KINDS_MAX = 10_000
 _SCOPES_MAX = 50_000
-_TARGETS_MAX = 16  # of rules: tiers and models
 #: A person who spoke this lately is waiting.
 INTERACTIVE_MS = 600_000
 #: Weight of the newest observation in a moving average.
@@ -73,7 +72,7 @@ class Thread:
     def __init__(self) -> None:
         self.home = ""
         self.held: dict[str, Held] = {}
-        self.habits: dict[str, Habit] = {}  # by tier or model
+        self.habits = Habits()
         self.wanted = ""  # what the rules wanted last
         self.rent: dict[str, int] = {}  # by tier or model: nano-dollars passed up by staying
         self.since_switch = 1e9
@@ -163,18 +162,25 @@ class Runs:
 
     def __init__(self, *, runs_max: int = RUNS_MAX, kinds_max: int = KINDS_MAX) -> None:
         self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._kinds: OrderedDict[str, Lengths] = OrderedDict()
-        self._habits: dict[str, dict[str, Habit]] = {}
+        self._kinds: OrderedDict[str, tuple[Lengths, Habits]] = OrderedDict()
         self._runs_max, self._kinds_max = runs_max, kinds_max
         self._used: OrderedDict[str, int] = OrderedDict()
 
     def asked(self, task_id: str, kind: str, now_ms: int, *, spoken: bool = False) -> Run:
         """A request of a run; `kind` is its key and client. `spoken`: a person says something in it."""
-        lengths = self._kinds.get(kind, Lengths())
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = (Lengths(), Habits())
+            while len(self._kinds) > self._kinds_max:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(kind)
+        lengths = known[0]
+        lengths.turns += 1
         run = self._runs.get(task_id)
         if run is None:
             run = self._runs[task_id] = Run(now_ms, kind)
-            lengths = lengths.began()
+            lengths.runs += 1
             while len(self._runs) > self._runs_max:
                 self._runs.popitem(last=False)
         else:
@@ -182,11 +188,6 @@ class Runs:
             # The first words are the task; whoever speaks later is watching.
             if spoken and run.step:
                 run.spoken_ms = now_ms
-        self._kinds[kind] = lengths.went_on()
-        self._kinds.move_to_end(kind)
-        while len(self._kinds) > self._kinds_max:
-            kind, _ = self._kinds.popitem(last=False)
-            self._habits.pop(kind, None)
         run.step += 1
         return run
 
@@ -212,16 +213,17 @@ class Runs:
 
     def habit(self, run: Run, thread: Thread, target: str) -> tuple[float, float]:
         """(share of the turns, turns in a row) on which the rules want `target`, now included."""
-        habits = self._habits.setdefault(run.kind, {})
         before, thread.wanted = thread.wanted, target
-        for known in (habits, thread.habits):
-            for name in {target, *known} if len(known) < _TARGETS_MAX else known:
-                known[name] = known.get(name, Habit()).saw(name == target, before == name)
-        return thread.habits.get(target, Habit()).beside(habits.get(target, Habit()))
+        kind = self._kinds.get(run.kind)
+        usual = kind[1] if kind is not None else Habits()
+        usual.saw(target, before)
+        thread.habits.saw(target, before)
+        return thread.habits.of(target).beside(usual.of(target))
 
     def remaining(self, run: Run) -> float:
         """Turns expected after the one under way."""
-        return self._kinds.get(run.kind, Lengths()).remaining(run.step)
+        kind = self._kinds.get(run.kind)
+        return (kind[0] if kind is not None else Lengths()).remaining(run.step)
 
     def facts(
         self, run: Run, now_ms: int, *, budget_used: float, tool_errors: int, repeats: int, reading: bool

@@ -33,6 +33,7 @@ TURNS_MAX = 200.0
 #: What is usual for a kind of run weighs as much as this many turns, and stretches, of the run itself.
 HABIT_TURNS = 10.0
 HABIT_STRETCHES = 3.0
+TARGETS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +214,6 @@ class Habit:
     wanted: int = 0
     ended: int = 0  # stretches that the rules ended, not the run
 
-    def saw(self, wanted: bool, before: bool) -> Habit:
-        return Habit(self.asked + 1, self.wanted + wanted, self.ended + (before and not wanted))
-
     def beside(self, kind: Habit) -> tuple[float, float]:
         """(share of the turns, turns in a row) of this run, with what is usual for its kind as a prior."""
         share = (kind.wanted + 1.0) / (kind.asked + 2.0)
@@ -226,18 +224,36 @@ class Habit:
         )
 
 
-@dataclass(frozen=True, slots=True)
+class Habits:
+    """The habits of one run, or of all runs of a kind, by target: a tier or a model."""
+
+    __slots__ = ("_asked", "_ended", "_wanted")
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._wanted: dict[str, int] = {}
+        self._ended: dict[str, int] = {}
+
+    def saw(self, target: str, before: str) -> None:
+        """The rules want `target` now; `before` is what they wanted last, "" at the beginning."""
+        self._asked += 1
+        if target in self._wanted or len(self._wanted) < TARGETS_MAX:
+            self._wanted[target] = self._wanted.get(target, 0) + 1
+        if before != target and before in self._wanted:
+            self._ended[before] = self._ended.get(before, 0) + 1
+
+    def of(self, target: str) -> Habit:
+        return Habit(self._asked, self._wanted.get(target, 0), self._ended.get(target, 0))
+
+
 class Lengths:
     """How many turns the runs of one kind (of a key and client) have: counted, with a prior."""
 
-    runs: int = 0
-    turns: int = 0
+    __slots__ = ("runs", "turns")
 
-    def began(self) -> Lengths:
-        return replace(self, runs=self.runs + 1)
-
-    def went_on(self) -> Lengths:
-        return replace(self, turns=self.turns + 1)
+    def __init__(self) -> None:
+        self.runs = 0
+        self.turns = 0
 
     def remaining(self, step: int) -> float:
         """Turns expected after turn `step`. Runs that have come far tend to go on, so it does not fall below a

@@ -24,6 +24,7 @@ _LEAST_TOKENS = 1_024
 _BOUND = (b'"signature"', b'"encrypted_content"', b'"redacted_thinking"', b'"thought_signature"')
 _LOOK_BACK = 64
 _LABELS_MAX = 16
+_NOTHING = RuleContext()
 
 
 def join(world: World, x: Exchange) -> Thread | None:
@@ -33,63 +34,58 @@ def join(world: World, x: Exchange) -> Thread | None:
     signal = x.signal
     kind = f"{x.caller.key_id}/{signal.client}/{signal.purpose}"
     x.run = world.runs.asked(x.task.task_id, kind, x.received_ms, spoken=x.spoken)
-    x.thread = thread = x.run.thread(x.chain[min(_opening(x), len(x.chain)) - 1])
+    # Tools, system and the first message: what a thread never changes.
+    opening = len(x.facts.segments) - x.facts.message_count + 1
+    x.thread = thread = x.run.thread(x.chain[min(max(1, opening), len(x.chain)) - 1])
     thread.came(world.clock.monotonic())
     return thread
-
-
-def _opening(x: Exchange) -> int:
-    """Segments of which a thread never changes any: tools, system and the first message."""
-    for count, segment in enumerate(x.facts.segments, 1):
-        if segment.kind == "message":
-            return count
-    return 1
 
 
 def context(world: World, x: Exchange, rules: RuleSet, input_tokens: int) -> RuleContext:
     """Everything that these rules look at."""
     if not rules.rules:
-        return RuleContext()
+        return _NOTHING
     facts, used, task_id = x.facts, rules.used, x.task.task_id
-    key, run = x.caller.key, x.run
-    signs = world.watch.signs(task_id, world.breakers)
-    about = RuleContext(
-        request=RequestFacts(
-            facts.model,
-            x.operation.value,
-            x.client,
-            x.signal.purpose,
-            facts.stream,
-            input_tokens,
-            facts.max_output_tokens or 0,
-            facts.tool_count,
-            facts.last_role,
-            facts.has_images and media.of(facts).images > 0,
-            facts.reasoning_effort,
-            labels_of(x.incoming.headers),
-        )
+    request = RequestFacts(
+        facts.model,
+        x.operation.value,
+        x.signal.client,
+        x.signal.purpose,
+        facts.stream,
+        input_tokens,
+        facts.max_output_tokens or 0,
+        facts.tool_count,
+        facts.last_role,
+        facts.has_images and media.of(facts).images > 0,
+        facts.reasoning_effort,
+        labels_of(x.incoming.headers),
     )
-    if run is not None:
+    task = _NOTHING.task
+    if x.run is not None and "task" in used:
+        signs = world.watch.signs(task_id, world.breakers)
         task = world.runs.facts(
-            run,
+            x.run,
             x.received_ms,
             budget_used=world.runs.budget_used(f"task:{task_id}"),
             tool_errors=signs.tool_errors,
             repeats=signs.repeats,
             reading=_reading(world, task_id),
         )
-        about = replace(about, task=task)
+    team = key = _NOTHING.key
     if "key" in used or "team" in used:
-        about = replace(
-            about,
-            key=OwnerFacts(
-                key.key_id, key.name, world.runs.budget_used(f"key:{x.caller.key_id}"), key.labels
-            ),
-            team=OwnerFacts(key.team_id, key.team_id, world.runs.budget_used(f"team:{key.team_id}")),
+        record = x.caller.key
+        key = OwnerFacts(
+            record.key_id, record.name, world.runs.budget_used(f"key:{x.caller.key_id}"), record.labels
         )
-    if "cache" in used:
-        about = replace(about, cache=_warmth(world, x))
-    return replace(about, time=TimeFacts.at(x.received_ms)) if "time" in used else about
+        team = OwnerFacts(record.team_id, record.team_id, world.runs.budget_used(f"team:{record.team_id}"))
+    return RuleContext(
+        request,
+        task,
+        team,
+        key,
+        _warmth(world, x) if "cache" in used else _NOTHING.cache,
+        TimeFacts.at(x.received_ms) if "time" in used else _NOTHING.time,
+    )
 
 
 def labels_of(headers: Mapping[str, str]) -> dict[str, str]:

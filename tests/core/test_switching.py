@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.rules import TaskFacts
 from gateway.core.runs import Held, Runs, Thread, only_reads
-from gateway.core.switching import Arithmetic, Habit, Lengths, Pace, Side, Warm, weigh
+from gateway.core.switching import Arithmetic, Habit, Habits, Lengths, Pace, Side, Warm, weigh
 from tests.core.switch_replay import (
     ANTHROPIC,
     CLOSE,
@@ -86,19 +86,19 @@ def test_savings_passed_up_are_remembered_until_a_switch() -> None:
 def test_expected_turns_are_learned_from_the_runs_of_a_kind() -> None:
     lengths = Lengths()
     assert lengths.remaining(1) == 11.0  # the prior
-    for _ in range(27):  # runs of two turns
-        lengths = lengths.began().went_on().went_on()
+    lengths.runs, lengths.turns = 27, 54  # runs of two turns
     assert lengths.remaining(1) == 2.0
     assert lengths.remaining(30) == 10.0  # one that has come far
 
 
 def test_how_often_a_rule_wants_its_target_is_learned() -> None:
     assert Habit().beside(Habit()) == (0.5, 3.0)
-    habit, before = Habit(), False
-    for wanted in [True, True, True, False] * 25:
-        habit, before = habit.saw(wanted, before), wanted
-    assert habit == Habit(100, 75, 25)
-    share, stretch = habit.beside(habit)
+    habits, before = Habits(), ""
+    for target in ["small", "small", "small", "standard"] * 25:
+        habits.saw(target, before)
+        before = target
+    assert (habits.of("small"), habits.of("standard")) == (Habit(100, 75, 25), Habit(100, 25, 24))
+    share, stretch = habits.of("small").beside(habits.of("small"))
     assert (round(share, 2), round(stretch, 2)) == (0.75, 3.0)
 
 
