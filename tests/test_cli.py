@@ -568,6 +568,15 @@ def findings(said: Said) -> dict[str, tuple[str, str]]:
     return {f["subject"]: (f["state"], f["found"]) for f in json.loads(said.out)["findings"]}
 
 
+def test_check_shows_whose_prompts_are_shaped_how_far(tollhouse: Tollhouse, config: Path) -> None:
+    caching = "caching: {level: observe, teams: {research: relocate}, off: [cache_key]}"
+    config.write_text(config.read_text() + f"teams: {{research: {{}}}}\n{caching}\n")
+    said = tollhouse("check")
+    assert "caching   all observe, team research relocate    off: cache_key\n" in said.out
+    shown = json.loads(tollhouse("check", "--json").out)["caching"]
+    assert shown == {"all": "observe", "team research": "relocate"}
+
+
 def test_doctor_says_what_is_wrong_and_what_to_do(tollhouse: Tollhouse, config: Path, stranger: int) -> None:
     config.write_text(config.read_text() + f"listen: 127.0.0.1:{stranger}\nredis_url: redis://127.0.0.1:1\n")
     said = tollhouse("doctor", "--json")

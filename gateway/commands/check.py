@@ -70,9 +70,21 @@ def summary(settings: Settings) -> dict[str, Any]:
             {"name": r.name, "when": r.when, "tier": r.tier, "caps": asdict(r.caps)}
             for r in settings.routing.texts
         ],
+        "caching": caching_levels(settings),
         "teams": [t.id for t in settings.teams],
         "budgets": [asdict(b) for b in settings.budgets],
         "task_budget_nano_usd": settings.task_budget_nano_usd,
+    }
+
+
+def caching_levels(settings: Settings) -> dict[str, str]:
+    """Whose prompts are shaped how far: "all", then what differs, narrower ones later."""
+    policy = settings.caching
+    return {
+        "all": policy.level.value,
+        **{f"deployment {name}": level.value for name, level in policy.deployments.items()},
+        **{f"team {name}": level.value for name, level in policy.teams.items()},
+        **{f"key {name}": level.value for name, level in policy.keys.items()},
     }
 
 
@@ -85,6 +97,9 @@ def _print_summary(settings: Settings) -> None:
     say(f"{settings.file}: no problems")
     say(f"  requests  {settings.listen}    admin {settings.admin_listen}    workers {settings.workers}")
     say(f"  database  {settings.database_shown}    redis {settings.redis_shown or 'none'}")
+    levels = ", ".join(f"{who} {level}" for who, level in caching_levels(settings).items())
+    off = ", ".join(sorted(name.partition("@")[0] for name in settings.caching.off))
+    say(f"  caching   {levels}" + (f"    off: {off}" if off else ""))
     print_table(
         ["provider", "wire", "base URL", "key"],
         [
