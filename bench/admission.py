@@ -124,14 +124,14 @@ async def measure(store: str, url: str, directory: Path, callers: int, seconds: 
         await ledger.idle()
 
         waits_s: list[float] = []
-        cpu_before, own_before, all_before = time.process_time(), cpu_s(os.getpgrp()), busy_s()
+        cpu_before, own_before, all_before = time.process_time(), cpu_s(os.getpid()), busy_s()
         began_s = time.monotonic()
         await asyncio.gather(
             *(caller(ledger, record.key_id, name, began_s + seconds, waits_s) for name in names)
         )
         await ledger.idle()
         took_s = time.monotonic() - began_s
-        own_s, all_s = cpu_s(os.getpgrp()) - own_before, busy_s() - all_before
+        own_s, all_s = cpu_s(os.getpid()) - own_before, busy_s() - all_before
         cpu_us = (time.process_time() - cpu_before) / len(waits_s) * 1e6
     finally:
         await ledger.close()

@@ -27,9 +27,27 @@ def group_rss_mb(pgid: int) -> float:
     return sum(int(fields[21]) for fields in _group_stats(pgid)) * _PAGE_BYTES / 1e6
 
 
-def cpu_s(pgid: int) -> float:
-    """CPU time that the living processes of a group have used, user and system."""
-    return sum(int(fields[11]) + int(fields[12]) for fields in _group_stats(pgid)) / _TICKS_PER_S
+def cpu_s(pid: int) -> float:
+    """CPU time that a process and its living descendants have used, user and system.
+
+    By parents, not by group: each backend of Postgres leads a group of its own.
+    """
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended while we looked
+            continue
+        child = int(stat.parent.name)
+        parents[child], ticks[child] = int(fields[1]), int(fields[11]) + int(fields[12])
+    return sum(used for child, used in ticks.items() if _descends(child, pid, parents)) / _TICKS_PER_S
+
+
+def _descends(child: int, pid: int, parents: dict[int, int]) -> bool:
+    while child != pid and child in parents:
+        child = parents[child]
+    return child == pid
 
 
 def busy_s() -> float:
