@@ -81,6 +81,23 @@ def test_people_get_a_table_and_bars_and_a_drawing(replay: Replay, recorded: Pat
     assert drawing.read_text().count("<rect") == 1 + 2 * len(names)
 
 
+def test_a_clock_in_the_system_prompt_shows_what_relocate_is_worth(replay: Replay, tmp_path: Path) -> None:
+    history: list[dict[str, Any]] = []
+    requests = []
+    for n in range(22):
+        clock = f"You are an agent.\nCurrent time: 2026-11-30 12:{n:02d}:07\n" + "rule: be brief\n" * 400
+        history.append({"role": "user", "content": f"{n} " + "word " * 100})
+        messages = [{"role": "system", "content": clock}, *history]
+        requests.append({"body": {"model": "x", "tools": [TOOL], "messages": messages}})
+        history.append({"role": "assistant", "content": f"answer {n}"})
+    file = tmp_path / "clock.json"
+    file.write_text(json.dumps({"requests": requests}))
+    _, out, _ = replay(file, "--provider", "openai", "--model", "gpt-5.6-sol", "--json")
+    cost = {run["level"]: run["cost_nano_usd"] / run["uncached_nano_usd"] for run in json.loads(out)}
+    assert cost["observe"] == 1.25  # all of it written anew in every step
+    assert cost["relocate"] < 0.25
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
