@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import is_refusal
 from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.edge.server import Done, Edge, EdgeOptions
+from gateway.gauges import add_gauges
 from gateway.jobs import reaper as reaping
 from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
@@ -98,6 +99,8 @@ class App:
         self._traced: dict[str, list[TracedAttempt]] = {}
         self._randomness = Randomness()
         self._secrets = _revealed(settings)
+        self.health: dict[str, health.HealthState] = {}
+        self._tell_health: Callable[[Mapping[str, health.HealthState]], None] = _discard
         self.metrics = Metrics(settings.catalog, version=__version__)
         self.watch = Watch()
         self._failed_rules: dict[tuple[str, ...], float] = {}
@@ -195,6 +198,7 @@ class App:
             self._tracing.start()
             stack.callback(self._tracing.close)
         world = self._world(keys, upstream, pepper, *await self._shared())
+        add_gauges(self.metrics, world)
         await self._start_admin(world, pepper)
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
@@ -248,6 +252,7 @@ class App:
         own, url = MemoryPrefixIndex(self.clock.monotonic), self.settings.redis_url
         if not url:
             return MemoryLimits(), own
+        from gateway.storage.redis_health import RedisHealth
         from gateway.storage.redis_limits import RedisLimits
         from gateway.storage.redis_prefixes import RedisPrefixIndex
 
@@ -259,6 +264,17 @@ class App:
         for store in (limits, prefixes):
             await store.start()
             self._stack.push_async_callback(store.close)
+        told = RedisHealth(
+            url,
+            self.health,
+            replica_id=self._replica_id,
+            now_ms=self.clock.now_ms,
+            monotonic=self.clock.monotonic,
+        )
+        await told.start()
+        self._stack.push_async_callback(told.close)
+        self.jobs.watch(told.run(), "shared health")
+        self._tell_health = told.changed
         self.metrics.gauge(
             "tollhouse_limits_degraded",
             "1 while Redis is away and each process keeps to its share of the limits.",
@@ -270,7 +286,6 @@ class App:
         self, keys: SqlKeyStore, upstream: Upstream, pepper: bytes, limits: Limits, prefixes: PrefixIndex
     ) -> World:
         settings = self.settings
-        states: dict[str, health.HealthState] = {}
         randoms = random.Random()
         return World(
             clock=self.clock,
@@ -289,7 +304,8 @@ class App:
             rules=lambda: self.settings.routing.rules,
             virtual=lambda: self.settings.routing.virtual,
             rule_failed=self._rule_failed,
-            health=states,
+            health=self.health,
+            health_changed=self._tell_health,
             pepper=pepper,
             policy=Policy(
                 expose_cost=settings.expose_cost,
@@ -492,8 +508,8 @@ def _crash(settings: Settings) -> Crash | None:
     return Crash(settings.crash_file)
 
 
-def _discard(_: dict[str, object]) -> None:
-    """No access log."""
+def _discard(_: Mapping[str, object]) -> None:
+    """No access log, and nobody to share with."""
 
 
 def _fault(where: str, fault: BaseException) -> None:

@@ -30,6 +30,7 @@ COMPOSERS = frozenset(
         "reload",
         "start",
         "demonstration",
+        "gauges",
         "workers",
         "cli",
         "commands",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from gateway.core.catalog import Deployment
 from gateway.core.errors import UpstreamAuthFailed, UpstreamError, UpstreamOverloaded, UpstreamRefused
@@ -130,6 +131,53 @@ def begin(state: HealthState, now_s: float) -> HealthState:
     if state.status(now_s) is Status.HALF_OPEN:
         return replace(state, probe_until_s=now_s + PROBE_LEASE_S)
     return state
+
+
+class Shared(NamedTuple):
+    """What replicas tell one another of a subject, on the wall clock; 0 = not."""
+
+    open_until_ms: int
+    cause: str
+    ejections: int
+    closed_at_ms: int
+    cooling_until_ms: int
+    drained: bool
+
+
+def told(state: HealthState, now_s: float, now_ms: int) -> Shared:
+    """`state` as others read it; `now_s` and `now_ms` are the same moment on both clocks."""
+
+    def wall(at_s: float | None) -> int:
+        # to a tenth of a second: two clocks of one process do not advance in step
+        return 0 if not at_s else round((now_ms + (at_s - now_s) * 1_000) / 100) * 100
+
+    return Shared(
+        wall(state.open_until_s),
+        state.cause,
+        state.ejections,
+        wall(state.closed_at_s) if state.ejections else 0,
+        wall(state.cooling_until_s) if state.cooling_until_s > now_s else 0,
+        state.drained,
+    )
+
+
+def adopted(own: HealthState, shared: Shared, now_s: float, now_ms: int) -> HealthState:
+    """The state after another replica's word; what this one has counted itself stays."""
+
+    def here(at_ms: int) -> float:
+        return now_s + (at_ms - now_ms) / 1_000
+
+    return replace(
+        own,
+        open_until_s=here(shared.open_until_ms) if shared.open_until_ms else None,
+        cause=shared.cause,
+        ejections=shared.ejections,
+        closed_at_s=here(shared.closed_at_ms) if shared.closed_at_ms else own.closed_at_s,
+        cooling_until_s=max(own.cooling_until_s, here(shared.cooling_until_ms))
+        if shared.cooling_until_ms
+        else 0.0,
+        drained=shared.drained,
+    )
 
 
 def credential_subject(deployment: Deployment) -> str | None:

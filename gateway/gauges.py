@@ -1,0 +1,37 @@
+"""What a scrape can read of routing: health, places, retries."""
+
+from __future__ import annotations
+
+from gateway.core.health import Status
+from gateway.pipeline.exchange import World
+from gateway.telemetry.metrics import Metrics
+
+
+def add_gauges(metrics: Metrics, world: World) -> None:
+    """Subjects are deployments, and credentials as "credential:<name>"."""
+
+    def available() -> dict[tuple[str, ...], float]:
+        now_s = world.clock.monotonic()
+        found: dict[tuple[str, ...], float] = {(d.name,): 1.0 for d in world.catalog().deployments}
+        for name, state in world.health.items():
+            found[name,] = float(state.status(now_s) is Status.CLOSED)
+        return found
+
+    metrics.gauge(
+        "tollhouse_deployment_available",
+        "1 if calls go there; 0 while it is ejected, cools, is probed or was drained.",
+        available,
+        ("subject",),
+    )
+    metrics.gauge(
+        "tollhouse_deployment_places",
+        "Calls inside of a deployment with a limit, and waiting for it.",
+        world.places.counts,
+        ("deployment", "where"),
+    )
+    metrics.gauge(
+        "tollhouse_retries_refused_total",
+        "Attempts that were not tried again because the retry budget was used up.",
+        lambda: float(world.retries.refused),
+        only_grows=True,
+    )
