@@ -28,6 +28,7 @@ Scope = tuple[str, ...]
 class Lineage:
     """One run. `steps` counts its requests; `entries` are the segments up to which the last one left cache entries."""
 
+    task_id: str = ""  # of its last request
     steps: int = 0
     seen_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
@@ -52,6 +53,18 @@ class Lineage:
         old = self.links
         same = len(old) if old == links[: len(old)] else divergence(old, links)
         return tuple(mark for mark in self.marks if mark < same)
+
+
+def extends(segments: Segments, lineage: Lineage) -> bool:
+    """The request goes on where the last one of this lineage ended, whatever its tools and system prompt are now."""
+    outline, keys = lineage.outline, segments.keys
+    if outline is None or 0 in keys:
+        return False
+    start = 0
+    while start < len(keys) and (segments[start].kind != "message" or is_system(segments[start])):
+        start += 1
+    said = lineage.keys[outline.head + 1 :]
+    return 0 < len(said) < len(keys) - start and keys[start : start + len(said)] == said
 
 
 class Lineages:
@@ -90,6 +103,10 @@ class Lineages:
             self._segments -= len(dropped.keys)
         found = self._lineages[key] = Lineage()
         return found
+
+    def peek(self, scope: Scope, opening: bytes) -> Lineage | None:
+        """The lineage if it is known; nothing is remembered."""
+        return self._lineages.get((scope, opening))
 
     def arrive(self, lineage: Lineage, now_s: float) -> None:
         """A request of this run has come: once per request, whatever its attempts."""

@@ -21,7 +21,7 @@ from gateway.core.cache_rules import CacheRule, KeyMeans, Life, Style
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
 from gateway.core.dialects.facts import Facts, Splice
-from gateway.core.lineages import Lineage, Lineages, Scope, first_said
+from gateway.core.lineages import Lineage, Lineages, Scope, extends, first_said, opening
 from gateway.core.markers import Mark, Outline, better_life, plan
 from gateway.core.tool_sets import ToolSets
 from gateway.core.trimming import Artifacts, Trim, Trimmer, TrimPolicy
@@ -139,6 +139,7 @@ class Shaper:
         lineage, system = self._lineage(request)
         if not request.again:
             self.lineages.arrive(lineage, request.now_s)
+        lineage.task_id = request.group
         if request.trim.over_chars and Transform.TRIM not in request.off:
             self._trim(request, lineage, draft)
         tools = self._first_seen_tools(request, lineage, draft)
@@ -155,6 +156,19 @@ class Shaper:
         if tail:
             draft.splices = relocation.merged(draft.splices, tail)
         return self._keyed(request, rule, draft)
+
+    def task_of(self, scope: Scope, operation: Operation, facts: Facts, body: bytes) -> str:
+        """The task of the run that this request goes on with, although its tools came in another order or volatile
+        lines of its system prompt changed; "" if none is known."""
+        segments = facts.segments
+        if operation not in _SHAPED or len(body) < LEAST_BYTES or len(segments) < 3:
+            return ""
+        found = self.lineages.peek(scope, opening(segments))
+        if found is None and self._volatile:
+            system = self._templates.read(operation, facts, body)
+            if system is not None:
+                found = self.lineages.peek(scope, b"moved" + system.template + first_said(segments))
+        return found.task_id if found is not None and extends(segments, found) else ""
 
     # --- relocation ---------------------------------------------------------------------------------------
 

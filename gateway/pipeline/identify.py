@@ -79,7 +79,13 @@ async def identify(world: World, x: Exchange) -> None:
     else:
         found = await world.prefixes.find(_lineage(x), x.chain)
         if found is not None:
-            x.task = TaskRef(found[1], TaskSource.LINEAGE)
+            task_id = found[1]
+        else:
+            # A run whose tools come in another order, or whose clock moved on, is still that run.
+            scope = (x.caller.key_id, x.client, "")
+            task_id = world.shaper.task_of(scope, x.operation, x.facts, x.incoming.body)
+        if task_id:
+            x.task = TaskRef(task_id, TaskSource.LINEAGE)
         else:
             x.task = TaskRef(world.new_id("task"), TaskSource.NEW)
 

@@ -265,3 +265,27 @@ async def test_a_longer_life_is_held_at_its_price() -> None:
     # all of the input at the hour's price; the marks that ask for it are some bytes longer
     output = 9 * 15_000
     assert 0 <= (long - output) / 6_000 - (short - output) / 3_750 < 50
+
+
+async def test_a_run_without_a_session_stays_one_task_when_its_tools_are_shuffled_or_its_clock_moves() -> (
+    None
+):
+    async def asked(gw: SmallWorld, turns: int, clock: str, order: int, level: str) -> str:
+        said: list[dict[str, Any]] = [{"role": "user", "content": "Fix it."}]
+        for n in range(turns):
+            said += [{"role": "assistant", "content": f"done {n}"}, {"role": "user", "content": f"go on {n}"}]
+        system = f"It is {clock}.\n{RULE_TEXT}"
+        body = {"model": "m", "max_tokens": 9, "tools": TOOLS[::order], "system": system, "messages": said}
+        async with gw.http.post(MESSAGES, data=compact(body), headers={"x-cache-level": level}) as answer:
+            assert answer.status == 200
+            return str(answer.headers["x-task-id"])
+
+    async with world("anthropic") as (gw, _):
+        first, second, third = [await asked(gw, n, "9:14", (-1) ** n, "safe") for n in range(3)]
+        assert first == second == third
+        # a second run with the same opening is another task, and so is what has another history
+        assert await asked(gw, 0, "9:14", -1, "safe") != first
+    async with world("anthropic") as (gw, _):
+        tasks = [await asked(gw, n, f"9:1{n}", (-1) ** n, "relocate") for n in range(4)]
+        assert len(set(tasks)) == 1
+        assert await asked(gw, 1, "9:20", 1, "relocate") != tasks[0]
