@@ -255,13 +255,15 @@ class App:
         from gateway.storage.redis_health import RedisHealth
         from gateway.storage.redis_limits import RedisLimits
         from gateway.storage.redis_prefixes import RedisPrefixIndex
+        from gateway.storage.redis_refusals import RedisRefusals
 
         try:
             limits = RedisLimits(url, replicas_min=self.settings.workers)
             prefixes = RedisPrefixIndex(url, own, self.clock.monotonic)
+            refusals = RedisRefusals(url, self.ledger.refusals)
         except ValueError as e:
             raise ConfigError([Problem(self.settings.file, 0, "redis_url", str(e))]) from e
-        for store in (limits, prefixes):
+        for store in (limits, prefixes, refusals):
             await store.start()
             self._stack.push_async_callback(store.close)
         told = RedisHealth(

@@ -72,7 +72,7 @@ class SqlLedger:
         self._budgeted: Budgeted | None = None
         #: of tasks whose clients named one before; a row's parent never changes
         self._parents: dict[str, str] = {}
-        self._refusals = Refusals(database.clock)
+        self.refusals = Refusals(database.clock)
         flights = self._writer.flights
         self._admissions: Batcher[Ask, Granted | Refused] = Batcher(
             self._admit, flights, "admit", self._give_back
@@ -157,7 +157,7 @@ class SqlLedger:
         landing: bool = False,
     ) -> Granted | Refused:
         own = f"task:{attempt.task_id}"
-        known = self._refusals.find(own, scopes, ask, least, landing)
+        known = self.refusals.find(own, scopes, ask, least, landing)
         if known is not None:
             return known
         if self._adrift:
@@ -173,12 +173,12 @@ class SqlLedger:
                 self._give_back(wish, future.result())
             raise
         if isinstance(answer, Refused):
-            self._refusals.add(own, answer, least, landing)
+            self.refusals.add(own, answer, least, landing)
         return answer
 
     @property
     def changes(self) -> int:
-        return self._refusals.changes
+        return self.refusals.changes
 
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
         ending = Ending(storable(attempt), storable(outcome))
@@ -205,7 +205,7 @@ class SqlLedger:
 
     def revision_changed(self) -> None:
         """A key, team or budget changed somewhere: known refusals may be wrong now."""
-        self._refusals.forget()
+        self.refusals.forget()
 
     async def reap(self, grace_ms: int) -> int:
         """Charge all holds of replicas that are dead for `grace_ms`, at their bounds. Returns how many."""
@@ -270,6 +270,7 @@ class SqlLedger:
                 return [answer for ask in asks for answer in await self._admit([ask])]
             else:
                 self._budgeted = admitted.budgeted
+                self.refusals.revision = admitted.budgeted.revision
                 self._remember_parents(admitted.parents)
                 return [*admitted.answers]
         return self._unavailable(asks, "the store was too busy")

@@ -6,7 +6,7 @@ somebody. A budget that is raised is a new revision, with which everything is fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.core.budget import exhausted
 from gateway.core.entry import Amounts, Refused
@@ -21,6 +21,9 @@ class Refusals:
         self._clock = clock
         self._known: dict[str, tuple[float, Refused]] = {}  # scope -> until when, and what it says
         self.changes = 0  # how often all was forgotten
+        self.revision = 0  # of budgets, as of the latest admission
+        #: tells other replicas: scope, what it says, as of which revision
+        self.share: Callable[[str, Refused, int], None] | None = None
 
     def find(
         self, own: str, scopes: Sequence[str], ask: Amounts, least: Amounts, landing: bool
@@ -53,6 +56,13 @@ class Refusals:
         until_s = self._clock.monotonic() + TTL_S
         for scope in {_landing_of(own)} if landing else {refused.scope, own}:
             self._known[scope] = until_s, refused
+            if self.share is not None:
+                self.share(scope, refused, self.revision)
+
+    def learn(self, scope: str, refused: Refused, revision: int, left_s: float) -> None:
+        """What another replica was told, and for how long it would still repeat it."""
+        if revision >= self.revision and scope not in self._known and len(self._known) < _MOST:
+            self._known[scope] = self._clock.monotonic() + left_s, refused
 
     def forget(self) -> None:
         self.changes += 1
