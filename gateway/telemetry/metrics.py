@@ -8,6 +8,7 @@ requests are never labels: they belong into the ledger and the access log.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gateway.core.catalog import Catalog
 from gateway.core.entry import Attempt, Outcome
@@ -27,6 +28,30 @@ _STATUS_CLASS = tuple(f"{n}xx" for n in range(10))
 _FINISHES = frozenset({"client_gone", "upstream_cut", "error"})
 
 
+def _counter(
+    max_series: int, name: str, text: str, labels: Labels, as_text: Callable[[int], str] = str
+) -> Counter:
+    open_labels = tuple(x for x in ("client", "team") if x in labels)
+    return Counter(name, text, labels, open_labels=open_labels, max_series=max_series, as_text=as_text)
+
+
+def _cache_counters(counter: Callable[..., Counter], labels: Labels) -> tuple[Counter, Counter]:
+    """Misses, and what they cost."""
+    return (
+        counter(
+            "tollhouse_cache_misses_total",
+            "Calls that read less from a cache than they could have.",
+            labels,
+        ),
+        counter(
+            "tollhouse_cache_lost_usd_total",
+            "What those calls cost more than they would have.",
+            labels,
+            usd_text,
+        ),
+    )
+
+
 class Metrics:
     """All metrics of one worker. `team_label=False` leaves teams out of the token and cost counters."""
 
@@ -36,13 +61,7 @@ class Metrics:
         self._team_label = team_label
         self.use_catalog(catalog)
         spend = ("model", "provider", "team")
-
-        def counter(name: str, text: str, labels: Labels, as_text: Callable[[int], str] = str) -> Counter:
-            open_labels = tuple(x for x in ("client", "team") if x in labels)
-            return Counter(
-                name, text, labels, open_labels=open_labels, max_series=max_series, as_text=as_text
-            )
-
+        counter = partial(_counter, max_series)
         self._requests = counter(
             "tollhouse_requests_total", "Answered requests.", ("operation", "client", "status_class")
         )
@@ -90,16 +109,7 @@ class Metrics:
             spend,
             usd_text,
         )
-        missed = ("cause", *spend)
-        self._misses = counter(
-            "tollhouse_cache_misses_total", "Calls that read less from a cache than they could have.", missed
-        )
-        self._lost = counter(
-            "tollhouse_cache_lost_usd_total",
-            "What those calls cost more than they would have.",
-            missed,
-            usd_text,
-        )
+        self._misses, self._lost = _cache_counters(counter, ("cause", *spend))
         self._refusals = counter("tollhouse_refusals_total", "Requests refused before spending.", ("kind",))
         self._breakers = counter(
             "tollhouse_breaker_episodes_total",
