@@ -13,7 +13,6 @@ import msgspec
 from gateway.core.explanation import Explanation
 from gateway.core.usage import Quality, Usage
 
-
 #: Begins the part of an entry's note that says why its request went where it went; always the last part.
 ROUTE_NOTE = "route: "
 
