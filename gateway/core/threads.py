@@ -77,6 +77,7 @@ class _Thread:
         "prior_at_ms",
         "reach",
         "request_id",
+        "restored",
         "rules",
         "settings",
         "usage",
@@ -92,6 +93,7 @@ class _Thread:
         self.reach = self.prior_at_ms = 0
         self.usage = Usage()
         self.rules = Rules()
+        self.restored: frozenset[str] = frozenset()
 
     def extended_by(self, chain: Sequence[bytes]) -> bool:
         count = len(self.own) // DIGEST
@@ -232,7 +234,7 @@ class Threads:
             place = locate(
                 prior,
                 segments,
-                _as_sent(a, segments, prior.own),
+                _as_sent(a, segments, thread),
                 settings_of(a.facts, a.body),
                 self._pieces,
                 compacted=task.compacted,
@@ -259,7 +261,7 @@ class Threads:
         kept = len(thread.own)
         if not thread.extended_by(a.chain):
             self._bytes -= kept
-            thread.own, kept = bytearray(_as_sent(a, _segments(a), bytes(thread.own))), 0
+            thread.own, kept = bytearray(_as_sent(a, _segments(a), thread)), 0
             thread.head = head_of(_segments(a))
             self._keep_pieces(segments[: thread.head])
         elif kept < count * DIGEST:
@@ -271,7 +273,7 @@ class Threads:
         thread.deployment, thread.request_id = a.deployment, a.request_id
         thread.reach = reach_of(a.usage, a.rules)
         thread.prior_at_ms = now_ms
-        thread.usage, thread.rules = a.usage, a.rules
+        thread.usage, thread.rules, thread.restored = a.usage, a.rules, a.restored
         task.compacted = a.kind.startswith(_COMPACTION) or (task.compacted and bool(a.kind))
         if task.threads[-1] is not thread:
             task.threads.remove(thread)
@@ -294,15 +296,19 @@ class Threads:
             self.forget(next(iter(self._tasks)))
 
 
-def _as_sent(a: Answered, segments: Sequence[Segment], before: bytes) -> bytes:
-    """The segments' digests, with those of the request before where the gateway has restored what was in it."""
-    own = own_digests(segments)
+def _as_sent(a: Answered, segments: Sequence[Segment], thread: _Thread) -> bytes:
+    """The segments' digests, with those of the request before where the gateway has restored what was in it.
+
+    Tools are restored to what was seen first, and a system prompt only to what was sent of it in the same way before.
+    """
+    own, before = own_digests(segments), thread.own
     if not a.restored:
         return own
+    restored = a.restored if "system" in thread.restored else a.restored - {"system"}
     pieces = [own[i : i + DIGEST] for i in range(0, len(own), DIGEST)]
     for i, segment in enumerate(segments[: min(head_of(segments), len(before) // DIGEST)]):
-        if ("tools" if segment.kind == "tools" else "system") in a.restored:
-            pieces[i] = before[i * DIGEST : (i + 1) * DIGEST]
+        if ("tools" if segment.kind == "tools" else "system") in restored:
+            pieces[i] = bytes(before[i * DIGEST : (i + 1) * DIGEST])
     return b"".join(pieces)
 
 

@@ -415,9 +415,12 @@ def test_what_the_gateway_restored_is_not_blamed() -> None:
     assert (said.cause, said.level) == (Cause.PROVIDER_SIDE, "safe")
     assert prevented_by(Cause.TOOLS_REORDERED) == "safe"
     clock = SYSTEM.replace("rule 7", "9:14")
-    said = play.sends(run(8, system=clock), LOST_ALL, restored=frozenset({"system", "tools"}))
-    assert said is not None
-    assert said.cause is Cause.PROVIDER_SIDE
+    # the first time that a line moves, the prompt changes
+    for turns, cause in ((7, Cause.SYSTEM_LINE_CHANGED), (8, Cause.PROVIDER_SIDE)):
+        body = run(turns, system=clock.replace("9:14", f"9:1{turns}"))
+        said = play.sends(body, LOST_ALL, restored=frozenset({"system", "tools"}))
+        assert said is not None
+        assert said.cause is cause
 
 
 JSON = st.recursive(
