@@ -39,7 +39,7 @@ def admin_deps(
     task_limit = settings().task_budget_nano_usd
 
     def registry(admin: Admin, once: Once | None) -> Registry:
-        return Registry(database, admin, pepper=pepper, once=once)
+        return Registry(database, admin, pepper=pepper, once=once, task_limit_nano_usd=task_limit)
 
     def configured() -> Configured:
         now = settings()

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.admin.schemas import Amount, Id, In, Instant, Labels, Limits, Name, NanoUsd, Reason
+from gateway.admin.schemas import (
+    Amount,
+    BudgetAmount,
+    Id,
+    In,
+    Instant,
+    Labels,
+    Limits,
+    Name,
+    NanoUsd,
+    Reason,
+)
 from gateway.core.budget import BudgetMode, OnExceed
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
@@ -103,3 +114,43 @@ class AdminKeyIn(In):
         if self.role is Role.OWNER and (self.team_id or self.tenant_id):
             raise ValueError("role: an owner reaches everything; an operator may have a tenant")
         return self
+
+
+class TaskBudget(BudgetAmount):
+    """Of a task's own, for its lifetime."""
+
+    window: Literal["lifetime"] = "lifetime"
+
+
+class TaskIn(In):
+    """A task of a key. A child gets its budgets out of its parent's."""
+
+    key_id: Id
+    name: Name
+    budgets: Annotated[list[TaskBudget], Field(max_length=4)] = Field(default_factory=list)
+    labels: Labels = Field(default_factory=dict)
+    parent: Id | None = None
+
+
+class TaskPatch(Patch):
+    name: Name = ""
+    labels: Labels = Field(default_factory=dict)
+
+
+class TaskRaise(BudgetPatch):
+    """A higher limit in one unit, and why; with `until`, for a time."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=1_000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+    @model_validator(mode="after")
+    def _a_raise(self) -> Self:
+        if not self.limits:
+            raise ValueError("give the limit that it is to have: limit_usd, limit_input_tokens, ...")
+        other = self.model_fields_set - {"reason", "until", *(f"limit_{unit}" for unit in Unit)}
+        if other:
+            raise ValueError(f"only a limit is raised here, not {', '.join(sorted(other))}")
+        return self
+
+    @property
+    def unit(self) -> Unit:
+        return next(iter(self.limits))

@@ -100,6 +100,14 @@ def patched(before: Budget, patch: BudgetPatch, now_ms: int) -> Budget:
     return msgspec.structs.replace(before, **changes)
 
 
+def raised(before: Budget, patch: BudgetPatch, now_ms: int) -> Budget:
+    """As `patched`, for a patch that may only give more."""
+    after = patched(before, patch, now_ms)
+    if after.limit <= before.limit:
+        raise invalid(f"limit_{before.unit}", "is no raise: it must be above the limit in force")
+    return after
+
+
 def refuse(before: Budget, after: Budget, reason: str, *, below_spent: bool) -> None:
     """A raise without a reason; a limit below what is used, unless that is meant. More is a raise, too, where the budget
     stops refusing."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gateway.core.budget import Budget
 from gateway.core.catalog import Catalog, Provider
 from gateway.core.identity import RateLimit
 from gateway.core.offices import Admin, Once
@@ -38,6 +39,12 @@ class TaskRow(Protocol):
 
     @property
     def task_id(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state_reason(self) -> str: ...
 
     @property
     def key_id(self) -> str: ...
@@ -114,15 +121,45 @@ class TaskFacts(Protocol):
     """Everything about one task (`storage.tasks.TaskView`), as far as it is shown here."""
 
     @property
-    def task(self) -> TaskDetail: ...
+    def task(self) -> TaskRow: ...
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+    @property
+    def budgets(self) -> Sequence[Budget]: ...
+
+    @property
+    def above(self) -> Sequence[Budget]: ...
+
+    @property
+    def children(self) -> Sequence[TaskRow]: ...
+
+    @property
+    def step_nano_usd(self) -> int | None: ...
+
+    @property
+    def steps_left(self) -> int | None: ...
+
+    @property
+    def outcome(self) -> OutcomeRow | None: ...
 
     @property
     def events(self) -> Sequence[BreakerRow]: ...
 
 
-class TaskDetail(TaskRow, Protocol):
+class OutcomeRow(Protocol):
     @property
-    def state_reason(self) -> str: ...
+    def success(self) -> bool: ...
+
+    @property
+    def score(self) -> float | None: ...
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+    @property
+    def at_ms(self) -> int: ...
 
 
 class TaskDesk(Protocol):
@@ -135,6 +172,8 @@ class TaskDesk(Protocol):
         ...
 
     async def resume(self, task_id: str, reason: str = "") -> Sequence[str]: ...
+
+    async def end(self, task_id: str, reason: str = "") -> Sequence[str]: ...
 
 
 class MissRow(Protocol):

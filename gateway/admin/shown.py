@@ -276,13 +276,16 @@ class TaskOut(Out):
     external_id: str
     source: str
     parent_task_id: str | None
+    name: str
     state: str
+    state_reason: str
     created_at: InstantOut
     last_at: InstantOut
     steps: int
     attempts: int
     cost_usd: UsdOut
     list_cost_usd: UsdOut
+    cost_per_min_usd: UsdOut
     tokens: dict[str, int]
 
     @classmethod
@@ -295,13 +298,16 @@ class TaskOut(Out):
             external_id=task.external_id,
             source=task.source,
             parent_task_id=task.parent_task_id,
+            name=task.name,
             state=task.state,
+            state_reason=task.state_reason,
             created_at=task.created_at_ms,
             last_at=task.last_at_ms,
             steps=task.steps,
             attempts=task.attempts,
             cost_usd=task.cost_nano_usd,
             list_cost_usd=task.list_cost_nano_usd,
+            cost_per_min_usd=task.cost_nano_usd // ((task.last_at_ms - task.created_at_ms) // 60_000 + 1),
             tokens=dict(task.tokens),
         )
 
@@ -332,12 +338,55 @@ class BreakerOut(Out):
         )
 
 
+class OutcomeOut(Out):
+    """How a run turned out, as whoever runs it says."""
+
+    success: bool
+    score: float | None
+    labels: dict[str, str]
+    at: InstantOut
+
+
+class TaskView(TaskOut):
+    """One task: what it did and cost, what it may still cost, and what breakers saw, the latest first. `steps_left`: how
+    many more steps at the pace of the last ones its budgets pay for; null = nothing says.
+    """
+
+    labels: dict[str, str]
+    budgets: list[dict[str, Any]]
+    step_cost_usd: str | None
+    steps_left: int | None
+    outcome: OutcomeOut | None
+    children: list[str]
+    breakers: list[BreakerOut]
+
+
+class TaskCreated(TaskView):
+    """A new task, and, once, the text of its key."""
+
+    key: str
+
+
 def task_out(view: TaskFacts) -> dict[str, Any]:
-    """One task, and what breakers saw and did, the latest first."""
+    """As `TaskView`."""
+    outcome = view.outcome
+    said = None
+    if outcome is not None:
+        said = {
+            "success": outcome.success,
+            "score": outcome.score,
+            "labels": dict(outcome.labels),
+            "at": instant(outcome.at_ms),
+        }
     return {
-        **TaskOut.of(view.task).model_dump(mode="json"),
-        "state_reason": view.task.state_reason,
-        "breakers": [BreakerOut.of(event).model_dump(mode="json") for event in view.events],
+        **shown(TaskOut.of(view.task)),
+        "labels": dict(view.labels),
+        "budgets": [budget_out(budget) for budget in (*view.budgets, *view.above)],
+        "step_cost_usd": _maybe_usd(view.step_nano_usd),
+        "steps_left": view.steps_left,
+        "outcome": said,
+        "children": [child.task_id for child in view.children],
+        "breakers": [shown(BreakerOut.of(event)) for event in view.events],
     }
 
 

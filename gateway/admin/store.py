@@ -9,6 +9,7 @@ from gateway.admin.ports import TaskRow, TeamRow
 from gateway.core.budget import Budget
 from gateway.core.identity import KeyRecord
 from gateway.core.offices import AdminKey, AuditEntry, Page, Reach, Role, Tenant
+from gateway.core.outcomes import Run
 
 Filters = Mapping[str, Any]
 
@@ -109,6 +110,27 @@ class Registry(Protocol):
     async def find_task(self, name: str) -> TaskRow: ...
 
     async def task_tree(self, name: str) -> Sequence[TaskRow]: ...
+
+    async def declare_task(
+        self,
+        key_id: str,
+        name: str,
+        budgets: Sequence[Mapping[str, Any]],
+        labels: Mapping[str, str],
+        parent: str | None,
+    ) -> tuple[TaskRow, str]:
+        """A new task of that key, and the text of its own key."""
+        ...
+
+    async def change_task(
+        self, name: str, change: Callable[[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]
+    ) -> str:
+        """`change` gets its name and labels; the id of the task."""
+        ...
+
+    async def runs(
+        self, by: Sequence[str], label: str, from_ms: int, to_ms: int, team_id: str, key_id: str
+    ) -> Sequence[Run]: ...
 
     async def entries(self, filters: Filters, after: Any, limit: int) -> Page[Mapping[str, Any]]: ...
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.core.budget import Budget
+from gateway.core.errors import InvalidRequest
 from gateway.core.identity import KeyRecord
 from gateway.core.offices import (
     Admin,
@@ -22,11 +23,20 @@ from gateway.core.offices import (
     Role,
     Tenant,
 )
-from gateway.storage import admin_keys, registry_accounts, registry_budgets, registry_lists, registry_usage
+from gateway.core.outcomes import Run
+from gateway.storage import (
+    admin_keys,
+    registry_accounts,
+    registry_budgets,
+    registry_lists,
+    registry_tasks,
+    registry_usage,
+)
 from gateway.storage.accounts import Task, Team, rule_of
 from gateway.storage.database import Database
 from gateway.storage.registry_accounts import NewKey
 from gateway.storage.registry_usage import UsageBucket
+from gateway.storage.tasks import Tasks, Wanted
 from gateway.storage.transact import Fetch, Sql, Tx
 
 T = TypeVar("T")
@@ -47,7 +57,16 @@ class Registry:
     what is to be; `expect` gets what is there; what they raise ends the transaction.
     """
 
-    def __init__(self, database: Database, admin: Admin, *, pepper: bytes, once: Once | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        admin: Admin,
+        *,
+        pepper: bytes,
+        once: Once | None = None,
+        task_limit_nano_usd: int | None = None,
+    ) -> None:
+        self._task_limit = task_limit_nano_usd
         self._database = database
         self._actor = admin.actor
         self._reach = admin.reach
@@ -181,6 +200,48 @@ class Registry:
 
     async def task_tree(self, name: str) -> Sequence[Task]:
         return await self._read(partial(registry_lists.task_tree, self._reach, name))
+
+    async def declare_task(
+        self,
+        key_id: str,
+        name: str,
+        budgets: Sequence[Mapping[str, Any]],
+        labels: Mapping[str, str],
+        parent: str | None,
+    ) -> tuple[Task, str]:
+        """A new task of that key, and the text of its own key. `budgets`: what `accounts.rule_of` takes of each."""
+        rules = tuple(rule_of(**budget) for budget in budgets)
+        wanted = Wanted(name, {rule.unit: rule.limit for rule in rules}, labels=labels, budget_rules=rules)
+        tasks = Tasks(
+            self._database,
+            actor=self._actor,
+            pepper=self._pepper,
+            task_limit_nano_usd=self._task_limit,
+            secret_bytes=self._secret(),
+        )
+
+        def tx() -> Tx[tuple[Task, str]]:
+            key = yield from registry_accounts.key(self._reach, key_id)
+            if key.revoked_at_ms is not None:
+                raise InvalidRequest(f"key {key_id} is revoked", param="key_id")
+            declared = yield from tasks.declaring(key, wanted, parent)()
+            return declared.task, declared.key_text
+
+        return await self._write(tx)
+
+    async def change_task(
+        self, name: str, change: Callable[[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]
+    ) -> str:
+        """`change` gets its name and labels and returns what they are to be; the id of the task."""
+        return await self._write(partial(registry_tasks.change_task, self._actor, self._reach, name, change))
+
+    async def runs(
+        self, by: Sequence[str], label: str, from_ms: int, to_ms: int, team_id: str, key_id: str
+    ) -> list[Run]:
+        """Tasks whose outcome was said, grouped by any of `registry_tasks.GROUPS`."""
+        return await self._read(
+            partial(registry_tasks.runs, self._reach, by, label, from_ms, to_ms, team_id, key_id)
+        )
 
     async def entries(self, filters: Mapping[str, Any], after: Any, limit: int) -> Page[Mapping[str, Any]]:
         return await self._read(partial(registry_lists.entries, self._reach, filters, after, limit))

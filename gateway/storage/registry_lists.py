@@ -33,9 +33,18 @@ _ORDERS = {
     "spend": ("cost_nano_usd", 12),
     "steps": ("steps", 10),
 }
+#: What a task spends in a minute, on average; the first one is a whole one.
+_SLOPE = "(cost_nano_usd / ((last_at_ms - created_at_ms) / 60000 + 1))"
+_SLOPED = SELECT_TASKS.replace(" FROM task", f", {_SLOPE} FROM task")
+_TASK_PLACES = SELECT_TASKS.count(", ") + 1
 TASKS = {
-    name: Listing(SELECT_TASKS, (column, "task_id"), (place, 0), _TASK_FILTERS, _WITHIN, descending=True)
-    for name, (column, place) in _ORDERS.items()
+    "slope": Listing(
+        _SLOPED, (_SLOPE, "task_id"), (_TASK_PLACES, 0), _TASK_FILTERS, _WITHIN, descending=True
+    ),
+    **{
+        name: Listing(SELECT_TASKS, (column, "task_id"), (place, 0), _TASK_FILTERS, _WITHIN, descending=True)
+        for name, (column, place) in _ORDERS.items()
+    },
 }
 _ENTRY_COLUMNS = tuple(c.name for c in ledger.columns)
 ENTRIES = Listing(
@@ -76,10 +85,10 @@ _THESE = Sql(f"{SELECT_TASKS} WHERE task_id = ANY($1::text[]) ORDER BY created_a
 
 
 def tasks(reach: Reach, filters: Mapping[str, Any], after: Any, limit: int) -> Tx[Page[Task]]:
-    """`sort`: last_at, created_at, spend or steps; the most first."""
+    """`sort`: last_at, created_at, spend, slope or steps; the most first."""
     wanted = {name: value for name, value in filters.items() if name != "sort"}
     page = yield from TASKS[filters.get("sort") or "last_at"].page(reach, wanted, after, limit)
-    return Page([task_of(row) for row in page.rows], page.after)
+    return Page([task_of(row[:_TASK_PLACES]) for row in page.rows], page.after)
 
 
 def find_task(reach: Reach, name: str) -> Tx[Task]:

@@ -7,7 +7,7 @@ units it may have budgets of its own. What slices mean for the parent is in core
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,12 +141,20 @@ class TaskView:
 class Tasks:
     """Declares tasks, shows them, and changes their states. All raise `Unavailable` when the store is down.
 
-    `actor` is for the audit trail; `task_limit_nano_usd` is what tasks get whose declaration and team say nothing.
+    `actor` is for the audit trail; `task_limit_nano_usd` is what tasks get whose declaration and team say nothing;
+    `secret_bytes` are those of a new task's key, if they are not to be random.
     """
 
     def __init__(
-        self, database: Database, *, actor: str, pepper: bytes, task_limit_nano_usd: int | None = None
+        self,
+        database: Database,
+        *,
+        actor: str,
+        pepper: bytes,
+        task_limit_nano_usd: int | None = None,
+        secret_bytes: bytes | None = None,
     ) -> None:
+        self._secret_bytes = secret_bytes
         self._database = database
         self._actor = actor
         self._pepper = pepper
@@ -158,13 +166,19 @@ class Tasks:
         Raises `NotFound` for a parent that this owner does not have; `InvalidRequest` for budgets that the parent's
         do not leave room for, for too many children, too deep nesting, or a parent that admits nothing.
         """
+        return await self._database.write(self.declaring(key, wanted, parent))
+
+    def declaring(
+        self, key: KeyRecord, wanted: Wanted, parent: str | None = None
+    ) -> Callable[[], Tx[Declared]]:
+        """The transaction of `create_task`."""
         if key.task_id is not None and parent not in (None, key.task_id):
             raise InvalidRequest("the key of a task declares children of that task only", param="parent")
         parent = parent or key.task_id
         rules = wanted.rules()
         if parent is None:
-            return await self._database.write(partial(self._declare, key, wanted, rules))
-        return await self._database.write(partial(self._declare_child, key, wanted, rules, parent))
+            return partial(self._declare, key, wanted, rules)
+        return partial(self._declare_child, key, wanted, rules, parent)
 
     async def task_view(self, task_id: str, key_id: str = "") -> TaskView:
         """By its id, or by the id that its client gave it; of that owner only, if one is given. Raises `NotFound`."""
@@ -263,7 +277,7 @@ class Tasks:
             labels=key.labels,
             declared_by=owner,
         )
-        record, text = yield from add_key(self._actor, own, self._pepper)
+        record, text = yield from add_key(self._actor, own, self._pepper, self._secret_bytes)
         budgets = {unit.value: limit for unit, limit in wanted.budgets.items()}
         yield from audit.record(
             self._actor, "task.create", f"task:{task_id}", {"parent": parent_id, "budgets": budgets}

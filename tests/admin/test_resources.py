@@ -233,7 +233,9 @@ async def test_what_a_request_cost_can_be_followed_up(it: Office, tmp_path: Path
         "running",
     )
     assert (page["has_more"], page["next_cursor"]) == (False, None)
-    assert await it.ask("GET", "/tasks/task_a") == (200, {**task, "state_reason": "", "breakers": []})
+    status, view = await it.ask("GET", "/tasks/task_a")
+    assert (status, {name: view[name] for name in task}) == (200, task)
+    assert (view["breakers"], view["outcome"], view["budgets"]) == ([], None, [])
     assert (await it.ask("GET", "/tasks/task_b"))[0] == 404
 
 

@@ -47,17 +47,22 @@ async def side(it: Office, mark: str, folder: Path) -> Side:
         "POST", "/keys", {"name": f"{mark}-key", "team": team, "budget": {"limit_usd": "9", "window": "day"}}
     )
     _, budgets = await it.ask("GET", f"/budgets?scope=key:{key['key_id']}")
+    _, task = await it.ask(
+        "POST",
+        "/tasks",
+        {"key_id": key["key_id"], "name": f"{mark}-task", "budgets": [{"limit_usd": "5"}]},
+    )
     ledger = await SqlLedger.open(
         it.database, replica_id=mark, journal_dir=folder / mark, task_limit_nano_usd=None
     )
     attempt = worlds.attempt(
-        tenant_id=tenant, team_id=team, key_id=key["key_id"], task_id=f"task_{mark}", model=mark
+        tenant_id=tenant, team_id=team, key_id=key["key_id"], task_id=task["task_id"], model=mark
     )
     await worlds.reserve(ledger, attempt, 50_000_000)
     await ledger.settle(attempt, worlds.outcome(37_650_000))
     await ledger.close()
     return Side(
-        team, tenant, key["key_id"], budgets["data"][0]["budget_id"], f"task_{mark}", attempt.request_id
+        team, tenant, key["key_id"], budgets["data"][0]["budget_id"], task["task_id"], attempt.request_id
     )
 
 
@@ -85,6 +90,9 @@ def body(route: Route, at: Side) -> Any:
         "/tenants/{tenant_id}": {"name": "renamed"},
         "/teams": {"name": "made", "tenant": at.tenant_id},
         "/tenants": {"tenant_id": "made"},
+        "/tasks": {"key_id": at.key_id, "name": "made"},
+        "/tasks/{task_id}": {"labels": {"a": "b"}},
+        "/tasks/{task_id}/raise": {"limit_usd": "50", "reason": "more"},
         "/admin_keys": {"name": "made", "role": "viewer"},
     }.get(route.path, {})
 
