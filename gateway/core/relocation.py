@@ -40,6 +40,8 @@ _VOLATILE = re.compile(rb"|".join(b"(?:%b)" % pattern for pattern in CLASSES.val
 _HOLE = b"\0"  # no JSON string holds it unescaped
 _LINES = re.compile(rb"((?:[^\\]++|\\[^n])*+)(?:\\n|\Z)")
 _LONGEST_LINE = 1_000
+#: More lines that may move than this are no prompt with a clock in it.
+_CANDIDATES_MAX = 200
 _SYSTEM_TURNS = {Operation.MESSAGES: b"system", Operation.CHAT: b"system", Operation.RESPONSES: b"developer"}
 
 
@@ -73,16 +75,14 @@ class Templates:
         if not lines:
             return None
         templates = [self._known.get(line) or self._learn(line) for line in lines]
-        candidates = tuple(
-            i for i, (t, line) in enumerate(zip(templates, lines, strict=True)) if t is not line
-        )
+        candidates = tuple(i for i, line in enumerate(templates) if _HOLE in line)
         template = xxhash.xxh3_128_digest(b"\n".join(templates))
-        return SystemText(lines, starts, frozenset(last), template, candidates)
+        return SystemText(lines, starts, frozenset(last), template, candidates[:_CANDIDATES_MAX])
 
     def _learn(self, line: bytes) -> bytes:
-        template = _VOLATILE.sub(_HOLE, line) if len(line) <= _LONGEST_LINE else line
-        if template == line:
-            template = line
+        if len(line) > _LONGEST_LINE:
+            return line
+        template = _VOLATILE.sub(_HOLE, line)
         if len(self._known) >= self._capacity:
             self._known.clear()
         self._known[line] = template

@@ -249,11 +249,7 @@ class Shaper:
             if trims is None:
                 raw = segments[i].raw
                 long = segments[i].kind == "message" and len(raw) > request.trim.over_chars
-                trims = (
-                    self._trimmer.trims(request.operation, raw.tobytes(), request.group, request.trim)
-                    if long
-                    else ()
-                )
+                trims = self._trimmer.trims(request.operation, raw.tobytes(), request.trim) if long else ()
                 known[key] = trims
             if trims:
                 cut.append((i, trims))
@@ -266,9 +262,8 @@ class Shaper:
             if base is None:
                 continue
             for trim in trims:
-                if not self.artifacts.has(request.group, trim.digest):
-                    self._trimmer.refresh(trim, segments[i].raw.tobytes(), request.group)
-                draft.splices.append(trim.at(base))
+                text = self._trimmer.cut(trim, segments[i].raw, request.group, request.trim)
+                draft.splices.append((base + trim.start, base + trim.end, text))
         draft.applied.append(Transform.TRIM)
 
     def _strip_nonce(self, request: Request, draft: _Draft) -> None:

@@ -16,7 +16,6 @@ import msgspec
 
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
-from gateway.core.dialects.facts import Splice
 from gateway.core.dialects.json_slices import DuplicateMember, Span, members
 
 PAGE_CHARS_MAX = 64_000
@@ -95,45 +94,58 @@ class Artifacts:
 
 
 class Trim(msgspec.Struct, frozen=True, gc=False):
-    """One result inside of a message: where its text is, quotes included, and what leaves instead."""
+    """One result inside of a message that is too long: where its text is, quotes included, and its hash."""
 
     start: int
     end: int
     digest: str
-    text: bytes
-
-    def at(self, base: int) -> Splice:
-        return base + self.start, base + self.end, self.text
 
 
 class Trimmer:
-    def __init__(self) -> None:
+    """What leaves instead of long results. Bounded: what was dropped is computed again from the request."""
+
+    def __init__(self, bytes_max: int = 32 << 20) -> None:
         self.artifacts = Artifacts()
         self._decided: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._cut: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._bytes_max = bytes_max
+        self._bytes = 0
 
-    def trims(self, operation: Operation, raw: bytes, task_id: str, policy: TrimPolicy) -> tuple[Trim, ...]:
+    def trims(self, operation: Operation, raw: bytes, policy: TrimPolicy) -> tuple[Trim, ...]:
         """What is cut out of a message that is new; () if all of it is short enough."""
         found = []
         for start, end in result_texts(operation, raw):
             if end - start <= policy.over_chars:
                 continue
             text = msgspec.json.decode(raw[start:end], type=str)
-            if len(text) <= policy.over_chars:
-                continue
-            digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-            head, tail = self._decide(digest, text, policy.keep_chars)
-            note = (
-                f"\n[... {tail - head:,} characters left out by the gateway; all of it, page by page: "
-                f"GET /v1/tasks/{task_id}/artifacts/{digest}?offset={head}]\n"
-            )
-            self.artifacts.keep(task_id, digest, text)
-            found.append(Trim(start, end, digest, msgspec.json.encode(text[:head] + note + text[tail:])))
+            if len(text) > policy.over_chars:
+                digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+                self._decide(digest, text, policy.keep_chars)
+                found.append(Trim(start, end, digest))
         return tuple(found)
 
-    def refresh(self, trim: Trim, raw: bytes, task_id: str) -> None:
-        """The rest can be asked for as long as the run goes on."""
+    def cut(self, trim: Trim, raw: memoryview, task_id: str, policy: TrimPolicy) -> bytes:
+        """The JSON text that leaves; the whole one can be asked for as long as the run goes on."""
+        key = (task_id, trim.digest)
+        known = self._cut.get(key)
+        if known is not None and self.artifacts.has(*key):
+            self._cut.move_to_end(key)
+            return known
         text = msgspec.json.decode(raw[trim.start : trim.end], type=str)
         self.artifacts.keep(task_id, trim.digest, text)
+        if known is not None:
+            return known
+        head, tail = self._decide(trim.digest, text, policy.keep_chars)
+        note = (
+            f"\n[... {tail - head:,} characters left out by the gateway; all of it, page by page: "
+            f"GET /v1/tasks/{task_id}/artifacts/{trim.digest}?offset={head}]\n"
+        )
+        made = self._cut[key] = msgspec.json.encode(text[:head] + note + text[tail:])
+        self._bytes += len(made)
+        while self._bytes > self._bytes_max and len(self._cut) > 1:
+            _, dropped = self._cut.popitem(last=False)
+            self._bytes -= len(dropped)
+        return made
 
     def _decide(self, digest: str, text: str, keep_chars: int) -> tuple[int, int]:
         """Once: another policy later does not change what has left already."""

@@ -14,7 +14,7 @@ from gateway.core import dialects
 from gateway.core.catalog import Operation
 from gateway.core.prefix import chain
 from gateway.core.shaping import Level, Request, Shaped, Shaper, Transform
-from gateway.core.trimming import Artifacts, TrimPolicy, cut, result_texts
+from gateway.core.trimming import Artifacts, Trimmer, TrimPolicy, cut, result_texts
 from tests.support.played_cache import compact, rule_of, spliced
 
 LINES = "".join(f"line {n}: something was found here\n" for n in range(1_000))
@@ -189,3 +189,15 @@ def test_a_policy_that_keeps_more_than_it_trims_cannot_be_built() -> None:
     for over, keep in ((1_000, 2_000), (1_000, 10)):
         with pytest.raises(ValueError, match="keep_chars"):
             TrimPolicy(over, keep)
+
+
+def test_what_was_dropped_is_made_again_from_the_request() -> None:
+    small, large = Trimmer(bytes_max=1), Trimmer()
+    raw = memoryview(compact({"role": "tool", "content": LINES}))
+    other = memoryview(compact({"role": "tool", "content": LINES + "x"}))
+    for text in (raw, other, raw):
+        for trimmer in (small, large):
+            (trim,) = trimmer.trims(Operation.CHAT, text.tobytes(), POLICY)
+            made = trimmer.cut(trim, text, "task", POLICY)
+            assert made == Trimmer().cut(trim, text, "task", POLICY)
+            assert trimmer.artifacts.text("task", trim.digest) == msgspec.json.decode(text)["content"]
