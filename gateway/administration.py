@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from gateway.admin.ports import AdminDeps, Configured
+from gateway.admin.ports import AdminDeps, Configured, SubjectHealth
+from gateway.core.health import HealthState, drain, subjects
 from gateway.core.offices import Admin, Once
 from gateway.pipeline.exchange import World
 from gateway.settings import Settings
@@ -19,6 +21,7 @@ from gateway.storage.explained import Explained
 from gateway.storage.registry import Registry
 from gateway.storage.tasks import Tasks
 
+_log = logging.getLogger("gateway")
 #: The actor of whoever holds the key of the configuration or of `state_dir/admin-key`.
 ROOT = Admin("admin")
 
@@ -69,7 +72,43 @@ def admin_deps(
         now_ms=world.clock.now_ms,
         monotonic=world.clock.monotonic,
         on_fault=on_fault,
+        subjects=partial(health_of, world),
+        change_health=partial(change_health, world),
     )
+
+
+def health_of(world: World) -> list[SubjectHealth]:
+    """All deployments of the catalog, and credentials of which something is known."""
+    now_s = world.clock.monotonic()
+    names = dict.fromkeys((*(d.name for d in world.catalog().deployments), *world.health))
+    rows = []
+    for name in names:
+        state = world.health.get(name, HealthState())
+        until_s = max(state.open_until_s or 0.0, state.cooling_until_s)
+        rows.append(
+            SubjectHealth(
+                name,
+                state.status(now_s).value,
+                state.cause,
+                state.failures_in_a_row,
+                state.ejections,
+                round(max(0.0, until_s - now_s), 1),
+                round(state.share(now_s), 2),
+            )
+        )
+    return rows
+
+
+def change_health(world: World, subject: str, action: str, who: str) -> bool:
+    """Reset, drain or undrain, here and wherever health is shared; False if there is no such subject."""
+    known = {name for d in world.catalog().deployments for name in subjects(d)}
+    if subject not in known:
+        return False
+    state = world.health.get(subject, HealthState())
+    world.health[subject] = HealthState() if action == "reset" else drain(state, drained=action == "drain")
+    world.health_changed({subject: world.health[subject]})
+    _log.warning("%s: %s, by %s", subject, action, who)
+    return True
 
 
 def identify(token: str, keys: AdminKeys) -> Callable[[str], Awaitable[Admin | None]]:

@@ -376,6 +376,21 @@ def usage(
 
 
 @app.command()
+def health(
+    action: Annotated[str, typer.Argument(help="show, drain, undrain or reset.")] = "show",
+    subject: Annotated[str, typer.Argument(help="A deployment, or credential:NAME.")] = "",
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Which deployments a running gateway uses; take one out of the traffic, or put it back."""
+    from gateway.commands import health
+
+    if action not in ("show", "drain", "undrain", "reset") or (action != "show") != bool(subject):
+        raise typer.BadParameter("show; or drain, undrain or reset, and the name of a deployment")
+    return health.health(config, action, subject, as_json)
+
+
+@app.command()
 def explain(
     request_id: Annotated[str | None, typer.Argument(help="x-request-id of an answer.")] = None,
     config: Config = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.core.budget import Budget
 from gateway.core.catalog import Catalog, Provider
@@ -228,6 +228,22 @@ class Configured:
     prices: PriceBook
 
 
+class SubjectHealth(NamedTuple):
+    """Of a deployment, or of a credential: "credential:<name>"."""
+
+    subject: str
+    status: str
+    cause: str
+    failures_in_a_row: int
+    ejections: int
+    back_in_s: float  # 0 = it is in use, or only a person brings it back
+    share: float  # of its weight
+
+
+def _nobody_there(_subject: str, _action: str, _who: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class AdminDeps:
     """Everything from outside, chosen by `app.py`."""
@@ -256,3 +272,7 @@ class AdminDeps:
     monotonic: Callable[[], float]
     #: (where, exception) of what nobody foresaw
     on_fault: Callable[[str, BaseException], None]
+    #: everything that has a health of its own, with what is known of it
+    subjects: Callable[[], Sequence[SubjectHealth]] = tuple
+    #: (subject, "reset" | "drain" | "undrain", who): False if there is no such subject
+    change_health: Callable[[str, str, str], bool] = _nobody_there
