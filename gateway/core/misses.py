@@ -46,12 +46,24 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 _UNKNOWN = Rules(known=False)
+#: By the id of their row, which is kept beside them so that no other one gets its id.
+_RULES: dict[int, tuple[CacheRule, Rules]] = {}
+_RULES_MAX = 1_000
 
 
 def rules_of(rule: CacheRule | None) -> Rules:
     """Of what is known about a model's cache; what is not known is taken for the common case."""
     if rule is None:
         return _UNKNOWN
+    known = _RULES.get(id(rule))
+    if known is None or known[0] is not rule:
+        if len(_RULES) >= _RULES_MAX:
+            _RULES.clear()
+        known = _RULES[id(rule)] = (rule, _rules_of(rule))
+    return known[1]
+
+
+def _rules_of(rule: CacheRule) -> Rules:
     life_s = rule.lives[0].life_s if rule.lives else None
     counts_blocks = rule.lookback_unit is LookbackUnit.CONTENT_BLOCK
     return Rules(
@@ -69,7 +81,9 @@ def rules_for(known: CacheRules, deployment: Deployment | None, now_ms: int) -> 
     if deployment is None:
         return _UNKNOWN
     provider = deployment.provider
-    return rules_of(known.find(f"{provider.cache_rules or provider.name}/{deployment.upstream_model}", now_ms))
+    return rules_of(
+        known.find(f"{provider.cache_rules or provider.name}/{deployment.upstream_model}", now_ms)
+    )
 
 
 class Prior(msgspec.Struct, frozen=True):

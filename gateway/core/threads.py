@@ -159,13 +159,14 @@ class Threads:
         if thread is not None:
             expected = min(thread.reach, a.usage.input_total)
             if thread.deployment == a.deployment and is_hit(a.usage, expected, a.rules):
-                self._remember(task, thread, a, now_ms)
+                self._remember(task, thread, a, now_ms, extended=True)
                 self._forget()
                 return None
         explanation = self._compared(task, thread, a)
+        extended = thread is not None
         if thread is None:
             thread = self._like(task, a) or self._begun(task, a.kind)
-        self._remember(task, thread, a, now_ms)
+        self._remember(task, thread, a, now_ms, extended=extended)
         self._forget()
         if explanation is None:
             return None
@@ -255,11 +256,11 @@ class Threads:
 
     # --- remembering -------------------------------------------------------------------------------------
 
-    def _remember(self, task: _Task, thread: _Thread, a: Answered, now_ms: int) -> None:
+    def _remember(self, task: _Task, thread: _Thread, a: Answered, now_ms: int, *, extended: bool) -> None:
         segments = a.facts.segments
         count = len(a.chain)
         kept = len(thread.own)
-        if not thread.extended_by(a.chain):
+        if not extended:
             self._bytes -= kept
             thread.own, kept = bytearray(_as_sent(a, _segments(a), thread)), 0
             thread.head = head_of(_segments(a))
