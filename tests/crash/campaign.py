@@ -25,7 +25,7 @@ from tests.e2e.traffic import Call, Tally, calls, send
 from tests.storage.worlds import rows
 
 #: A few calls at once fit, and not all of a round's.
-TIGHT_NANO_USD = 400_000_000
+TIGHT_NANO_USD = 200_000_000
 #: After the load, how long an order to die waits for its point.
 LATE_S = 1.5
 #: How long everything may take to end by itself.
