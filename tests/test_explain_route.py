@@ -108,6 +108,22 @@ def test_people_get_tables_and_mistakes_a_sentence(
     assert "--request" in capsys.readouterr().err
 
 
+def test_check_says_which_rules_may_fail_on_a_request(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["check", "-c", str(files[0]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["notes"] == [
+        "rule 'labelled' of auto cannot be evaluated on a request without labels (there is no 'env'): "
+        "there it counts as not matched"
+    ]
+    assert found["virtual_models"] == {"coder": [{"name": "late", "when": "task.step > 10", "target": "big"}]}
+    assert cli.run(["check", "-c", str(files[0])]) == 0
+    out = capsys.readouterr().out
+    assert "note: rule 'labelled'" in out
+    assert "virtual model coder, otherwise small" in out
+
+
 # --- the shipped rules ------------------------------------------------------------------------------------
 
 

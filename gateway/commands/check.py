@@ -13,6 +13,7 @@ from gateway.commands.output import amount, complain, dollars, print_json, print
 from gateway.commands.prices import per_mtok
 from gateway.core.catalog import Deployment, Wire
 from gateway.core.prices import PriceRow
+from gateway.core.rules import RuleContext
 from gateway.settings import ConfigError, Settings
 
 #: Where a provider without a base URL is found.
@@ -71,6 +72,11 @@ def summary(settings: Settings) -> dict[str, Any]:
             for r in settings.routing.texts
         ],
         "caching": caching_levels(settings),
+        "virtual_models": {
+            name: [{"name": r.text.name, "when": r.text.when, "target": r.text.target} for r in rules.rules]
+            for name, rules in settings.routing.virtual.items()
+        },
+        "notes": notes(settings),
         "teams": [t.id for t in settings.teams],
         "budgets": [asdict(b) for b in settings.budgets],
         "task_budget_nano_usd": settings.task_budget_nano_usd,
@@ -86,6 +92,18 @@ def caching_levels(settings: Settings) -> dict[str, str]:
         **{f"team {name}": level.value for name, level in policy.teams.items()},
         **{f"key {name}": level.value for name, level in policy.keys.items()},
     }
+
+
+def notes(settings: Settings) -> list[str]:
+    """What is no problem and may still surprise."""
+    sets = {"auto": settings.routing.rules, **settings.routing.virtual}
+    return [
+        f"rule {verdict.rule!r} of {name} cannot be evaluated on a request without labels ({verdict.why}): "
+        "there it counts as not matched"
+        for name, rules in sets.items()
+        for verdict in rules.verdicts(RuleContext())
+        if verdict.matched is None
+    ]
 
 
 def latest_price(settings: Settings, deployment: Deployment) -> PriceRow | None:
@@ -137,6 +155,14 @@ def _print_summary(settings: Settings) -> None:
             ],
             title=f"rules ({settings.routing.mode})",
         )
+    for name, rules in settings.routing.virtual.items():
+        print_table(
+            ["rule", "when", "to"],
+            [[r.text.name, " ".join(r.text.when.split()), r.text.target] for r in rules.rules],
+            title=f"virtual model {name}, otherwise {rules.default_model or rules.default_tier}",
+        )
+    for note in notes(settings):
+        say(f"note: {note}")
     if settings.budgets or settings.task_budget_nano_usd is not None:
         budgets = [
             [b.scope, amount(b.limit, b.unit), b.window, when_used_up(b.on_exceed, b.mode)]
