@@ -156,10 +156,10 @@ def _print_summary(settings: Settings) -> None:
             title=f"rules ({settings.routing.mode})",
         )
     for name, rules in settings.routing.virtual.items():
+        say(f"virtual model {name}, otherwise {rules.default_model or rules.default_tier}")
         print_table(
             ["rule", "when", "to"],
             [[r.text.name, " ".join(r.text.when.split()), r.text.target] for r in rules.rules],
-            title=f"virtual model {name}, otherwise {rules.default_model or rules.default_tier}",
         )
     for note in notes(settings):
         say(f"note: {note}")

@@ -287,6 +287,7 @@ def _candidate(settings: Settings, facts: Facts, d: Deployment, now_ms: int) -> 
 def _show(found: dict[str, Any]) -> None:
     say(f"{found['operation']} for {found['model']}, about {found['context_tokens']:,} tokens of input")
     for rules in found["rules"]:
+        say(f"rules of {rules['model']}, otherwise {rules['otherwise']}")
         print_table(
             ["rule", "matched", "to", "when", "why"],
             [
@@ -299,7 +300,6 @@ def _show(found: dict[str, Any]) -> None:
                 ]
                 for row in rules["rules"]
             ],
-            title=f"rules of {rules['model']}, otherwise {rules['otherwise']}",
         )
     say(f"tier    {found['tier'] or '- (a pinned model)'}")
     say(
