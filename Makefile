@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench bench-replay faults simulate crash herd refusals fmt types lock prices clean
+.PHONY: help run test check demo bench bench-replay faults simulate crash herd refusals test-vllm fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,10 @@ herd: $(VENV)/dev.stamp ## HERDS herds of up to 1,000 calls at once against budg
 
 refusals: $(VENV)/dev.stamp ## real clients whose budget ends in the middle of a run (needs ../shared/clients, npm, pip)
 	@$(BIN)/python -m tests.refusals
+
+VLLM ?= http://127.0.0.1:18001/v1
+test-vllm: $(VENV)/dev.stamp ## cached tokens straight and through the gateway, at a running vLLM (../shared/upstream starts one)
+	@$(BIN)/python -m tests.vllm --url $(VLLM)
 
 bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, gcc) and write the table
 	@$(BIN)/python bench/run.py

@@ -1,0 +1,90 @@
+"""The same conversations, straight to a server and through a gateway in front of it, step by step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from gateway.core.catalog import Provider, Wire
+from gateway.core.shaping import Level
+from tests.support.played_cache import RULES, compact
+from tests.support.small_world import SmallWorld, deployment, provider
+
+STEPS = 6
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": n, "description": f"{n} a file", "parameters": {"type": "object"}},
+    }
+    for n in ("read", "write", "search", "list")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Prompt tokens, and those of them that the server read from its cache."""
+
+    conversation: str
+    step: int
+    level: str
+    prompt: int
+    direct: int
+    through: int
+
+    @property
+    def lost(self) -> bool:
+        return self.through < self.direct
+
+
+def conversation(kind: str, nonce: str, model: str) -> list[bytes]:
+    """The requests of a run. `nonce` makes the prompt new to the server; as long in both runs that are compared."""
+    said: list[dict[str, Any]] = []
+    bodies = []
+    order = random.Random(kind)
+    for n in range(STEPS):
+        said.append({"role": "user", "content": f"Turn {n}: " + "look at the next file. " * 12})
+        clock = f"It is 9:1{n}.\n" if kind == "clock" else ""
+        system = f"Session {nonce}.\n{clock}" + "\n".join(f"Rule {i}: be brief." for i in range(260))
+        tools = order.sample(TOOLS, len(TOOLS)) if kind == "shuffled tools" else TOOLS
+        messages = [{"role": "system", "content": system}, *said]
+        # "auto" would let a server without a parser for tool calls refuse the request
+        body = {"model": model, "max_tokens": 4, "temperature": 0, "messages": messages}
+        bodies.append(compact(body if kind == "plain" else {**body, "tools": tools, "tool_choice": "none"}))
+        said.append({"role": "assistant", "content": f"Done with {n}."})
+    return bodies
+
+
+async def parity(base_url: str, model: str, rules: str, wire: Wire = Wire.OPENAI) -> list[Step]:
+    """Every step of every conversation at the levels that change something. `rules`: whose cache rules the server's are."""
+    found: list[Step] = []
+    nonces = random.Random()
+    at: Provider = provider(base_url, wire, cache_rules=rules)
+    async with (
+        SmallWorld([deployment(at, "m", model)], cache_rules=RULES) as gw,
+        aiohttp.ClientSession() as straight,
+    ):
+        for kind in ("plain", "stable tools", "shuffled tools", "clock"):
+            for level in (Level.SAFE, Level.RELOCATE):
+                one, other = (str(nonces.randrange(10**17, 10**18)) for _ in range(2))
+                direct = [await _asked(straight, base_url, b) for b in conversation(kind, one, model)]
+                headers = {"x-cache-level": level.value}
+                through = [
+                    await _asked(gw.http, gw.url + "/v1", b, headers) for b in conversation(kind, other, "m")
+                ]
+                for n, ((prompt, read), (_, kept)) in enumerate(zip(direct, through, strict=True)):
+                    found.append(Step(kind, n, level.value, prompt, read, kept))
+    return found
+
+
+async def _asked(
+    http: aiohttp.ClientSession, base_url: str, body: bytes, headers: dict[str, str] | None = None
+) -> tuple[int, int]:
+    told = {"content-type": "application/json", **(headers or {})}
+    async with http.post(f"{base_url}/chat/completions", data=body, headers=told) as answer:
+        if answer.status != 200:
+            raise RuntimeError(f"{base_url} answered {answer.status}: {await answer.text()}")
+        usage = (await answer.json())["usage"]
+    return usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
