@@ -34,7 +34,7 @@ _PROBLEM: Json = {
         },
     },
 }
-_PROBLEMS = {
+PROBLEMS = {
     "400": "The request cannot be understood or what it asks for cannot be.",
     "401": "No admin key, or a wrong one.",
     "403": "The key's role does not allow it.",
@@ -157,7 +157,7 @@ def _responses(route: Route, schemas: dict[str, Any]) -> Json:
         good["headers"] = {"ETag": {"schema": {"type": "string"}}}
     problems = {
         status: {"$ref": "#/components/responses/Problem", "description": meaning}
-        for status, meaning in _PROBLEMS.items()
+        for status, meaning in PROBLEMS.items()
         if route.body is not None or status not in ("413", "415")
     }
     return {str(route.status): good, **problems}
