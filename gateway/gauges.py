@@ -35,3 +35,9 @@ def add_gauges(metrics: Metrics, world: World) -> None:
         lambda: float(world.retries.refused),
         only_grows=True,
     )
+    metrics.gauge(
+        "tollhouse_answers_given_again_total",
+        "Requests that were answered from the response cache.",
+        lambda: float(world.answers.given),
+        only_grows=True,
+    )

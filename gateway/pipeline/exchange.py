@@ -13,6 +13,7 @@ from gateway.core.dialects import Facts
 from gateway.core.entry import Granted
 from gateway.core.health import HealthState
 from gateway.core.identity import Caller, RateLimit, TaskRef
+from gateway.core.kept_answers import KeptAnswers, Wish
 from gateway.core.known_prompts import KnownPrompts, Prompt
 from gateway.core.outputs import Outputs
 from gateway.core.prices import PriceBook
@@ -160,6 +161,7 @@ class World:
     runs: Runs = field(default_factory=Runs)
     retries: RetryBudget = field(default_factory=RetryBudget)
     places: Places = field(default_factory=Places)
+    answers: KeptAnswers = field(default_factory=KeptAnswers)
     #: what of `health` has just changed; never blocks
     health_changed: Callable[[Mapping[str, HealthState]], None] = _unshared
     #: rules of virtual models, by name; swapped by a reload, too
@@ -198,6 +200,7 @@ class Exchange:
     # what routing remembers of it; None where there was nothing to choose
     run: Run | None = None
     thread: Thread | None = None
+    wish: Wish | None = None  # to be answered again, or to have its answer kept for that
 
     spoken: bool = False  # somebody has said something new to the model since its last turn
 

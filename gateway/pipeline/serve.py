@@ -17,7 +17,7 @@ from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, provi
 from gateway.core.identity import Caller
 from gateway.core.money import usd_text
 from gateway.core.refusal import granted_headers
-from gateway.pipeline import admit, breakers, ending, identify, meter
+from gateway.pipeline import admit, answers, breakers, ending, identify, meter
 from gateway.pipeline.call import Opened, open_answer
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.read import read
@@ -69,6 +69,9 @@ class Gateway:
         steps.mark("identify")
         shape(x)
         steps.mark("shape")
+        x.wish = answers.wish(x)
+        if x.wish is not None and (kept := answers.again(world, x, x.wish)) is not None:
+            return kept
         try:
             breakers.ask(world, x)
             route(world, x)
@@ -91,6 +94,8 @@ async def _answered(world: World, x: Exchange) -> Answer:
     if opened.meter is not None:
         answer.stream = await meter.pump(world, x, opened)
     else:
+        if x.wish is not None:
+            answers.keep(world, x, x.wish, opened.deployment.name, opened.outcome, answer)
         _add_cost(world, x, opened, answer)
     return answer
 
