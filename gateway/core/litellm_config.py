@@ -60,7 +60,7 @@ _CARRIED_PARAMS = frozenset(
 _OPERATIONS = {"chat": None, "completion": None, "responses": None, "embedding": ["embeddings"]}
 _WHY = {
     "router_settings.routing_strategy": "candidates are tried by priority, weight, health and where the cache is warm",
-    "router_settings.fallbacks": "deployments of one model name stand in for one another; for others use rules (`switch: always`) or a virtual model",
+    "router_settings.fallbacks": "deployments of one model name stand in for one another; others by tier: see `fallbacks` and virtual_models",
     "router_settings.context_window_fallbacks": "write a rule on request.context_tokens",
     "router_settings.content_policy_fallbacks": "a refusal by the provider goes to the caller",
     "router_settings.num_retries": "retries are decided by what the provider billed, not by a number",
