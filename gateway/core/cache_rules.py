@@ -104,6 +104,9 @@ class CacheRule:
     min_prefix_tokens: int | None = None
     granularity_tokens: int | None = None
     max_breakpoints: int | None = None
+    implicit_breakpoints: int = (
+        0  # of these, what the provider places itself at the end of the latest message
+    )
     lookback: int | None = None
     lookback_unit: LookbackUnit | None = None
     explicit_first: int | None = (
@@ -149,6 +152,8 @@ class CacheRule:
             )
         if self.style is Style.EXPLICIT and (not self.markers or self.max_breakpoints is None):
             raise RuleFault("style", "explicit caching needs markers and max_breakpoints")
+        if self.implicit_breakpoints and self.implicit_breakpoints > (self.max_breakpoints or 0):
+            raise RuleFault("implicit_breakpoints", "the provider places more of them than there may be")
         if self.markers and self.max_breakpoints is None:
             raise RuleFault("markers", "markers need max_breakpoints")
         for marker in self.markers.values():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.core.cache_rules import CacheRule, Life, LookbackUnit, Style
+from gateway.core.cache_rules import CacheRule, Life, LookbackUnit
 from gateway.core.catalog import Operation
 from gateway.core.dialects.blocks import Message
 
@@ -136,12 +136,12 @@ def plan(
         return Plan(why="a hit costs what input costs")
     if rule.min_prefix_tokens and estimate_tokens(outline.sizes[-1]) < rule.min_prefix_tokens:
         return Plan(why="below the minimum")
-    implicit = rule.style is Style.BOTH and marker == "prompt_cache_breakpoint"
+    implicit = rule.implicit_breakpoints
     room = rule.max_breakpoints - client_marks(outline) - outline.automatic - implicit
     if room <= 0:
         return Plan(why="the client's own markers leave no room")
     end = outline.tail if tail is None else tail
-    wished = _wished(rule, outline, continued, head_seen, entries, end, implicit and not extra_tail)
+    wished = _wished(rule, outline, continued, head_seen, entries, end, implicit > 0 and not extra_tail)
     if not wished:
         return Plan(why="one call alone" if not continued else "nothing is gained by another marker")
     least = -(-(rule.min_prefix_tokens or 0) * _TOKENS_DEN // _TOKENS_NUM)  # bytes

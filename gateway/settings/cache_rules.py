@@ -96,6 +96,7 @@ def _rule(item: Section, today: date) -> CacheRule | None:
             min_prefix_tokens=item.optional_integer("min_prefix_tokens", 1, _MOST_TOKENS),
             granularity_tokens=item.optional_integer("granularity_tokens", 1, _MOST_TOKENS),
             max_breakpoints=item.optional_integer("max_breakpoints", 1, 100),
+            implicit_breakpoints=item.integer("implicit_breakpoints", 0, 0, 100),
             lookback=item.optional_integer("lookback", 1, 10_000),
             lookback_unit=item.optional_choice("lookback_unit", LookbackUnit),
             explicit_first=explicit_first,

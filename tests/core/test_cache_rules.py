@@ -139,6 +139,10 @@ def test_a_sound_row_is_taken(tmp_path: Path) -> None:
             "providers.yaml:4: cache_rules[0].style: explicit caching needs markers and max_breakpoints",
         ),
         (
+            [f'models: ["p/*"], {SOUND}, checked_on: 2026-11-30, implicit_breakpoints: 5'],
+            "providers.yaml:4: cache_rules[0].implicit_breakpoints: the provider places more of them than there may be",
+        ),
+        (
             [f'models: ["p/*"], {SOUND}, checked_on: 2026-11-30, lookback: 20'],
             "providers.yaml:4: cache_rules[0].lookback: lookback and lookback_unit come together",
         ),

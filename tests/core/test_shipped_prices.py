@@ -164,7 +164,7 @@ def test_gaps_of_a_service_tier_are_filled_from_the_dear_side() -> None:
 # --- providers.yaml --------------------------------------------------------------------------------------
 
 RULE_KEYS = {
-    "models", "valid_from", "valid_until", "same_as", "style", "markers", "min_prefix_tokens", "granularity_tokens", "max_breakpoints",
+    "models", "valid_from", "valid_until", "same_as", "style", "markers", "implicit_breakpoints", "min_prefix_tokens", "granularity_tokens", "max_breakpoints",
     "lookback", "lookback_unit", "explicit_lookup", "ttls", "read", "key", "key_header", "key_means", "isolation",
     "mid_conversation_system", "mid_conversation_tools", "billing_header", "contested", "mark", "source", "checked_on",
 }  # fmt: skip
