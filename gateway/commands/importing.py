@@ -6,14 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from gateway import settings as config
 from gateway.commands.output import OperatorError, complain, print_json
 from gateway.core.litellm_config import Imported, imported
-from gateway.core.prices import listed_models
-from gateway.settings import shipped
 
 _HEAD = """# Made by `tollhouse import litellm {name}`; see what it could not carry before you rely on it.
 # `tollhouse check --config FILE` shows what it amounts to.
@@ -32,9 +28,7 @@ def litellm(path: Path, out: Path | None, as_json: bool) -> int:
             }
         )
         return 0
-    text = _HEAD.format(name=path.name) + yaml.safe_dump(
-        found.config, sort_keys=False, allow_unicode=True, width=110
-    )
+    text = _HEAD.format(name=path.name) + config.written(found.config)
     if out is None:
         sys.stdout.write(text)
     else:
@@ -60,16 +54,13 @@ def litellm(path: Path, out: Path | None, as_json: bool) -> int:
 
 def _imported(path: Path) -> Imported:
     try:
-        theirs: Any = yaml.safe_load(path.read_text("utf-8"))
+        theirs = config.foreign(path)
+        if not isinstance(theirs, Mapping):
+            raise OperatorError(
+                f"{path} is not a configuration of LiteLLM's proxy", "it begins with model_list:"
+            )
+        return imported(theirs, config.listed_names())
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise OperatorError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(theirs, Mapping):
-        raise OperatorError(f"{path} is not a configuration of LiteLLM's proxy", "it begins with model_list:")
-    listed: Any = yaml.safe_load(shipped("config/prices.yaml").read_bytes())
-    names = {f"{m.provider}/{m.model}" for m in listed_models(listed)}
-    try:
-        return imported(theirs, names)
     except ValueError as error:
         raise OperatorError(f"{path}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.settings.load import environment, load, shipped
+from gateway.settings.load import environment, foreign, listed_names, load, shipped, written
 from gateway.settings.model import (
     BudgetSpec,
     ConfigError,
@@ -36,6 +36,9 @@ __all__ = [
     "WebhookSpec",
     "ensure_pepper",
     "environment",
+    "foreign",
+    "listed_names",
     "load",
     "shipped",
+    "written",
 ]

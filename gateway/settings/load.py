@@ -85,6 +85,25 @@ def load(
     raise ConfigError(sorted(dict.fromkeys(problems), key=lambda p: (p.file, p.line)))
 
 
+def foreign(path: Path) -> Any:
+    """A YAML file of somebody else's, as it stands. Raises OSError; ValueError if it is no YAML."""
+    try:
+        return yaml.load(path.read_text("utf-8"), Loader=LOADER)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"is not YAML: {' '.join(str(error).split())}") from None
+
+
+def written(config: Mapping[str, Any]) -> str:
+    """A configuration as the text of a file."""
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=110)
+
+
+def listed_names() -> frozenset[str]:
+    """The models of the shipped price list, as "provider/model"."""
+    doc: Any = yaml.load(shipped("config/prices.yaml").read_bytes(), Loader=LOADER)
+    return frozenset(f"{item.provider}/{item.model}" for item in listed_models(doc))
+
+
 def _open(path: Path, env: Mapping[str, str], problems: list[Problem]) -> Section:
     file = _shown(path)
     text = ""
