@@ -16,16 +16,23 @@ from gateway.core.switching import Pace, Side, turn_saving
 from gateway.pipeline import runs
 from gateway.pipeline.exchange import Exchange, World
 
+_NO_CAPS = Caps()
+
 
 def route(world: World, x: Exchange) -> None:
     """Raises `ModelNotFound`, or `InvalidRequest` if the model is not served at this address."""
     asked = x.facts.model
     catalog = world.catalog()
-    if asked != AUTO and len(catalog.by_model.get(asked, ())) == 1:  # one place to go: nothing to decide
-        x.route = _candidates(world, x, catalog, asked, None, {})
+    named = catalog.by_model.get(asked, ())
+    if len(named) == 1:  # one place to go: nothing to decide
+        (only,) = named
+        if only.serves(x.operation) and x.caller.may_use(only.model, *only.aliases):
+            x.route = Route(None, "", f"the client asked for {asked}", named)
+            return
+        x.route = _candidates(world, x, catalog, asked, None, {})  # says what is wrong
         return
     thread = runs.join(world, x)
-    if asked not in catalog.by_model and (rules := rules_of(world, asked)) is not None:
+    if not named and (rules := rules_of(world, asked)) is not None:
         x.route = _by_rules(world, x, catalog, rules, thread)
         if x.route.caps.service_tier is not None:  # what is asked for is what is priced
             x.facts = structs.replace(x.facts, service_tier=x.route.caps.service_tier)
@@ -74,7 +81,7 @@ def decide(world: World, x: Exchange, rules: RuleSet) -> Decision:
 
 
 def _default(rules: RuleSet) -> Decision:
-    return Decision("", rules.default_tier, Caps(), "the default", model=rules.default_model)
+    return Decision("", rules.default_tier, _NO_CAPS, "the default", model=rules.default_model)
 
 
 def _target(
@@ -85,13 +92,22 @@ def _target(
     thread: Thread | None,
     home: Deployment | None = None,
 ) -> Route:
+    there = () if decision.model else catalog.by_tier.get(decision.tier, ())
+    if len(there) == 1 and _open_to_all(x, there[0]):
+        found = Route(decision.tier, decision.rule, decision.why, there)
+        return replace(found, caps=decision.caps) if decision.caps != _NO_CAPS else found
     warm = _warm(world, x, thread) if home is None else {home.name: 1}
     if decision.model:
         found = _candidates(world, x, catalog, decision.model, None, warm)
         found = replace(found, rule=decision.rule, why=decision.why)
     else:
         found = _candidates(world, x, catalog, AUTO, decision, warm)
-    return replace(found, caps=decision.caps) if decision.caps != Caps() else found
+    return replace(found, caps=decision.caps) if decision.caps != _NO_CAPS else found
+
+
+def _open_to_all(x: Exchange, d: Deployment) -> bool:
+    key = x.caller.key
+    return not key.models and not key.team_models and d.serves(x.operation)
 
 
 def _candidates(
@@ -136,15 +152,14 @@ def _home(
     world: World, x: Exchange, catalog: Catalog, thread: Thread, rules: RuleSet, wanted: Route
 ) -> Deployment | None:
     """Where the thread is now, if that is elsewhere and still open to it; at its beginning, where the default is."""
-    names = {d.name for d in wanted.candidates}
+    names = [d.name for d in wanted.candidates]
     if thread.home in names:
         return None
-    found = next((d for d in catalog.deployments if d.name == thread.home), None)
+    found = None if not thread.home else next((d for d in catalog.deployments if d.name == thread.home), None)
     if found is None and not thread.home:
-        default = _default(rules)
-        if (default.tier, default.model) == (wanted.tier, ""):
+        if not rules.default_model and rules.default_tier is wanted.tier:
             return None
-        found = _target(world, x, catalog, default, thread).candidates[0]
+        found = _target(world, x, catalog, _default(rules), thread).candidates[0]
         if found.name in names:
             return None
     if found is None or not found.serves(x.operation):

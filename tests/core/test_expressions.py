@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cel
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.core import expressions
@@ -104,7 +104,7 @@ CONTEXTS = st.builds(
 
 
 @given(EXPRESSIONS, CONTEXTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_compiled_expression_says_what_the_library_says(when: str, context: RuleContext) -> None:
     (expected,) = library(when, context)
     try:
