@@ -41,12 +41,19 @@ REACHED_FROM: dict[State, frozenset[State]] = {
 }
 
 
+#: `Attempt.rule` of a landing.
+LANDING_RULE = "summarize"
 _LANDED = "summed up by "
 
 
-def landed_by(request_id: str) -> str:
-    """The reason of a pause whose landing was granted, to the attempts of one request."""
-    return f"{_LANDED}{request_id}"
+def landings_of(request_id: str) -> str:
+    """How the reason of a pause begins whose landing was granted to an attempt of this request."""
+    return f"{_LANDED}{request_id}#"
+
+
+def landed_by(request_id: str, attempt_no: int) -> str:
+    """The reason of a pause whose landing was granted to this attempt."""
+    return f"{landings_of(request_id)}{attempt_no}"
 
 
 def admits(state: str, landing: bool) -> bool:
@@ -55,7 +62,7 @@ def admits(state: str, landing: bool) -> bool:
 
 
 def may_land(state: str, reason: str, request_id: str) -> bool:
-    """Whether a task takes its landing: once per pause, which ends when its budget is raised."""
+    """Whether a task takes its landing: that of one request per pause, which ends when its budget is raised."""
     return state == State.PAUSED_BUDGET and (
-        not reason.startswith(_LANDED) or reason == landed_by(request_id)
+        not reason.startswith(_LANDED) or reason.startswith(landings_of(request_id))
     )

@@ -22,11 +22,11 @@ from gateway.core.entry import Granted, OnExceed, Refused, Unit
 from gateway.core.errors import BudgetExceeded, GatewayError, InvalidRequest, NotFound, TaskStopped
 from gateway.core.refusal import refusal_headers, warning_of
 from gateway.core.routing import Route
+from gateway.core.task import LANDING_RULE
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.shape import shape
 from gateway.ports import Answer
 
-RULE = "summarize"
 _CODEX = "codex"
 
 
@@ -109,7 +109,11 @@ def _route(world: World, x: Exchange) -> Route | None:
     except (NotFound, InvalidRequest):
         return None
     small = tuple(d for d in found.candidates if d.tier is Tier.SMALL)
-    return replace(found, rule=RULE, why="the task's budget is used up", candidates=small) if small else None
+    return (
+        replace(found, rule=LANDING_RULE, why="the task's budget is used up", candidates=small)
+        if small
+        else None
+    )
 
 
 def _body(world: World, x: Exchange, route: Route, refused: Refused) -> bytes | None:

@@ -17,6 +17,7 @@ from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, provi
 from gateway.core.identity import Caller
 from gateway.core.money import usd_text
 from gateway.core.refusal import granted_headers
+from gateway.core.task import LANDING_RULE
 from gateway.pipeline import admit, answers, breakers, ending, identify, meter
 from gateway.pipeline.call import Opened, open_answer
 from gateway.pipeline.exchange import Exchange, World
@@ -209,7 +210,7 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
     if x.granted is not None and (x.under_hard_budget or x.granted.warned):
         headers += granted_headers(x.granted)
     if x.landing:
-        headers.append(("x-budget-stop", ending.RULE))
+        headers.append(("x-budget-stop", LANDING_RULE))
     if world.limits.degraded:
         headers.append(("x-gw-degraded", "ratelimit"))
     upstream = opened.answer.headers

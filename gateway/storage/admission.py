@@ -19,7 +19,7 @@ from gateway.core.budget import (
     used_percents,
 )
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
-from gateway.core.task import ADMITTING, State, admits, landed_by, may_land
+from gateway.core.task import ADMITTING, State, admits, landed_by, landings_of, may_land
 from gateway.storage import budget_rows, lines, task_rows
 from gateway.storage.budget_rows import Place
 from gateway.storage.lines import NO_LINE, TOO_DEEP, Line, Link
@@ -44,7 +44,7 @@ _STATES = Sql(
 #: The guard of "one landing per pause", whatever was read before.
 _LAND = Sql(
     "UPDATE task SET state_reason = $2 WHERE task_id = $1 AND state = 'paused_budget' "
-    "AND (state_reason NOT LIKE 'summed up by %' OR state_reason = $2) RETURNING task_id"
+    "AND (state_reason NOT LIKE 'summed up by %' OR state_reason LIKE $3) RETURNING task_id"
 )
 _COUNT_STEPS = Sql(
     "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, "
@@ -391,7 +391,9 @@ def _write(
         step[task_id] = steps - firsts[task_id]
         began_ms[task_id] = created_at_ms
     landings = [
-        (a.task_id, landed_by(a.request_id)) for ask, _, _ in granted if (a := ask.attempt) and ask.landing
+        (a.task_id, landed_by(a.request_id, a.attempt_no), f"{landings_of(a.request_id)}%")
+        for ask, _, _ in granted
+        if (a := ask.attempt) and ask.landing
     ]
     if landings and len((yield FetchEach(_LAND, sorted(landings)))) < len(landings):
         raise Conflict("a task has landed already, or has no need to")

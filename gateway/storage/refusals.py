@@ -39,7 +39,7 @@ class Refusals:
             if refused is None:
                 continue
             fits = ask.of(refused.unit) == 0 or not exhausted(refused, least)
-            if fits and not refused.state and not landing:
+            if fits and not refused.state:
                 continue
             over = refused.resets_at_ms is not None and refused.resets_at_ms <= self._clock.now_ms()
             if not over and self._clock.monotonic() < until_s:
@@ -49,7 +49,7 @@ class Refusals:
 
     def add(self, own: str, refused: Refused, least: Amounts, landing: bool) -> None:
         """Remember what an ask was told, if that will stay so. `own` may be below the task whose budget refused."""
-        if not (landing or refused.state or exhausted(refused, least)):
+        if not (refused.state or exhausted(refused, least)):
             return
         if len(self._known) >= _MOST:
             self._known.clear()

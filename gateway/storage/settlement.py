@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gateway.core.catalog import Operation
 from gateway.core.entry import Attempt, Kind, Outcome, Settled, Unit
 from gateway.core.ids import ms_of
+from gateway.core.task import LANDING_RULE
 from gateway.core.usage import Quality
 from gateway.storage import budget_rows, entry_rows, lines, task_rows
 from gateway.storage.budget_rows import Moves, Place
@@ -123,6 +124,9 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
         yield from entry_rows.add_up(entries, now_ms)
     if posted_in_tasks:
         yield from task_rows.follow(posted_in_tasks)
+    voided = [e.attempt for e in entries if e.kind is Kind.VOID and e.attempt.rule == LANDING_RULE]
+    if voided:
+        yield from task_rows.not_landed(voided)
     return answers
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.core.budget import Budget
-from gateway.core.entry import Refused
-from gateway.core.task import ALERTED_FROM_PERCENT, REACHED_FROM, State
+from gateway.core.entry import Attempt, Refused
+from gateway.core.task import ALERTED_FROM_PERCENT, REACHED_FROM, State, landed_by
 from gateway.storage import budget_rows
-from gateway.storage.transact import Fetch, FetchEach, Sql, Tx
+from gateway.storage.transact import Each, Fetch, FetchEach, Sql, Tx
 
 
 def _changes(to: State) -> Sql:
@@ -20,6 +20,10 @@ def _changes(to: State) -> Sql:
 
 
 _CHANGE = {state: _changes(state) for state in State}
+#: A landing that came to nothing leaves the next request its chance, unless another attempt took over.
+_NOT_LANDED = Sql(
+    "UPDATE task SET state_reason = 'its last answer failed' WHERE task_id = $1 AND state = 'paused_budget' AND state_reason = $2"
+)
 _CHILDREN = Sql("SELECT task_id FROM task WHERE parent_task_id = ANY($1::text[])")
 _LOCK = Sql("SELECT task_id FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE")
 
@@ -96,6 +100,13 @@ def follow(posted: Sequence[tuple[Budget, int, list[int]]]) -> Tx[None]:
     }
     yield from change(State.ALERTED, alerted)
     yield from resume([_task_of(b) for b, amount, _ in posted if amount < 0 and b.room > 0])
+
+
+def not_landed(voided: Sequence[Attempt]) -> Tx[None]:
+    """These landings were voided: another request may have the last answer of the task."""
+    rows = sorted((a.task_id, landed_by(a.request_id, a.attempt_no)) for a in voided)
+    if rows:
+        yield Each(_NOT_LANDED, rows)
 
 
 def _task_of(budget: Budget) -> str:

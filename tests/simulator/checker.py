@@ -104,7 +104,8 @@ class Checker:
         self._highest: dict[str, int] = defaultdict(int)  # limit that a budget ever had
         self._states: list[_State] = [_State(0, [])]
         self._states_before: dict[str, str] = {}
-        self._landed: dict[str, str] = {}  # task -> request whose landing was granted since it was paused
+        #: task -> (request, attempt) whose landing was granted since it was paused, and was not voided
+        self._landed: dict[str, tuple[str, str]] = {}
         self._leases: dict[str, list[_Lease]] = defaultdict(list)
         self._last_hold = 0
         self._last_entry = 0
@@ -183,6 +184,8 @@ class Checker:
         if account.kind:
             self.violated("I2", f"{a} ended twice: {account.kind}, then {entry.kind}")
         account.kind, account.error = entry.kind, entry.error
+        if entry.kind == "void":
+            self._landed = {task: had for task, had in self._landed.items() if had[1] != a}
         if account.hold is None:
             return
         if entry.places != account.hold.places and any(entry.amounts):
@@ -254,7 +257,8 @@ class Checker:
             )
         if facts and facts.landing:
             state = self._states_before.get(facts.task, "running")
-            first = self._landed.setdefault(facts.task, facts.request)
+            first, _ = self._landed.get(facts.task, (facts.request, a))
+            self._landed[facts.task] = facts.request, a
             if state != "paused_budget" or first != facts.request:
                 self.violated("task", f"{a} is a landing of {facts.task}, which is {state}; {first} had it")
         for place in hold.places:

@@ -12,6 +12,7 @@ import msgspec
 from gateway.core.entry import Attempt, Kind, OnExceed, Outcome, Refused
 from gateway.core.errors import LedgerUnavailable, Unavailable
 from gateway.core.ids import new_id
+from gateway.core.task import LANDING_RULE
 from gateway.core.usage import Quality
 from tests.simulator import calls
 from tests.simulator.calls import Amounts, Wish
@@ -79,7 +80,7 @@ class Traffic:
                 sent = await self._try(process, op, a, asked)
                 if isinstance(sent, Refused) and _lands(sent, a):
                     last = msgspec.structs.replace(
-                        a, attempt_id=new_id("att", at_ms, rng.randbytes(10)), attempt_no=1
+                        a, attempt_id=new_id("att", at_ms, rng.randbytes(10)), attempt_no=1, rule=LANDING_RULE
                     )
                     wish = calls.wish(max(1, sent.kept_back // 2), 1, landing=True)
                     await self._try(process, op, last, asked, wish)

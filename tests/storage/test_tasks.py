@@ -22,7 +22,7 @@ from gateway.storage.database import Database
 from gateway.storage.keys import SqlKeyStore
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.tasks import Declared, TaskOutcome, Tasks, Wanted
-from tests.storage.worlds import attempt, opened, outcome, rows, scopes
+from tests.storage.worlds import attempt, opened, outcome, rows, scopes, void
 
 PEPPER = b"pepper"
 
@@ -363,6 +363,32 @@ async def test_a_task_lands_once_per_stop(it: World) -> None:
     await it.reserve(task, 10)
     it.ledger.revision_changed()
     assert isinstance((await it.reserve(task, 4, landing=True))[1], Granted), "another stop, another landing"
+
+
+async def test_a_landing_that_came_to_nothing_is_given_back(it: World) -> None:
+    task = await it.declare(1_000, on_exceed=OnExceed.SUMMARIZE)
+    await it.spend(task, 975)
+    await it.reserve(task, 10)
+    wanted = Amounts(4, 10, 10)
+
+    async def land(a: Attempt) -> Granted | Refused:
+        it.ledger.revision_changed()
+        return await it.ledger.reserve(a, scopes(a), wanted, wanted, landing=True)
+
+    def last(**more: object) -> Attempt:
+        return attempt(task_id=task.task.task_id, key_id=it.key.key_id, rule="summarize", **more)
+
+    one = last()
+    two = last(request_id=one.request_id, attempt_no=2)
+    assert isinstance(await land(one), Granted)
+    assert isinstance(await land(two), Granted)
+    await it.ledger.settle(one, void())
+    assert isinstance(await land(last()), Refused), "the second try of that request is under way"
+    await it.ledger.settle(two, void())
+    three = last()
+    assert isinstance(await land(three), Granted)
+    await it.ledger.settle(three, outcome(3))
+    assert isinstance(await land(last()), Refused)
 
 
 async def test_pausing_a_task_pauses_all_below_it_and_resuming_lets_them_go_on(it: World) -> None:
