@@ -71,6 +71,14 @@ class Tier(StrEnum):
     SMALL = "small"
 
 
+class Order(StrEnum):
+    """Which of several healthy deployments of the same priority is asked first."""
+
+    WEIGHT = "weight"  # by chance, as their weights say
+    PRICE = "price"  # the cheapest
+    LATENCY = "latency"  # the one whose first answers came soonest lately; unknown ones first
+
+
 @dataclass(frozen=True, slots=True)
 class Provider:
     """Who bills. `base_url` has no trailing slash and ends where `Operation.path` begins (usually in /v1)."""
@@ -147,6 +155,7 @@ class Catalog:
     default_tier: Tier = Tier.STANDARD
     #: where a request of a tier may go when nothing in it answers; only what is written here
     fallbacks: Mapping[Tier, tuple[Tier, ...]] = field(default_factory=dict)
+    order: Order = Order.WEIGHT
 
     @classmethod
     def of(
@@ -154,6 +163,7 @@ class Catalog:
         deployments: tuple[Deployment, ...],
         default_tier: Tier = Tier.STANDARD,
         fallbacks: Mapping[Tier, tuple[Tier, ...]] = MappingProxyType({}),
+        order: Order = Order.WEIGHT,
     ) -> Catalog:
         names = [d.name for d in deployments]
         if len(set(names)) != len(names):
@@ -172,6 +182,7 @@ class Catalog:
             {k: tuple(v) for k, v in by_tier.items()},
             default_tier,
             fallbacks,
+            order,
         )
 
     @property

@@ -49,12 +49,14 @@ def route(
     pick: float,
     now_s: float,
     warm: Mapping[str, int] = MappingProxyType({}),
+    rank: Mapping[str, float] = MappingProxyType({}),
     needs: Needs = Needs(),  # noqa: B008 - frozen
 ) -> Route:
     """Choose the candidates for `model`: "auto", a tier's name, or a model's public name or alias.
 
     `health` is keyed by `health.subjects`; `may_use(*names)` is `Caller.may_use`; `warm` is the
     number of the request's tokens that each deployment holds in its cache; `pick` in [0, 1) makes the weighted choice; `now_s` is monotonic.
+    `rank` orders deployments of the same priority, low first; those without one come before all others.
     A model's own name wins over a tier of the same name.
 
     Raises `ModelNotFound` (also for what the key may not use: its existence is not told), and `InvalidRequest`
@@ -71,7 +73,7 @@ def route(
     serving = [d for d in named if d.serves(operation)]
     if not serving:
         raise _not_served(model, operation, named)
-    return Route(tier, rule, why, _ordered(_roomy(serving, needs), health, warm, pick, now_s))
+    return Route(tier, rule, why, _ordered(_roomy(serving, needs), health, warm, rank, pick, now_s))
 
 
 def larger(than: Deployment, among: Sequence[Deployment]) -> list[Deployment]:
@@ -128,6 +130,7 @@ def _ordered(
     deployments: Sequence[Deployment],
     health: Mapping[str, HealthState],
     warm: Mapping[str, int],
+    rank: Mapping[str, float],
     pick: float,
     now_s: float,
 ) -> tuple[Deployment, ...]:
@@ -140,7 +143,7 @@ def _ordered(
     candidates = [d for d in deployments if fit(health, d, now_s)] or _not_drained(deployments, health)
     weights = {d.name: d.weight * _share(health, d, now_s) for d in candidates}
     shuffled = _weighted_shuffle(candidates, weights, pick)
-    return tuple(sorted(shuffled, key=lambda d: (-warm.get(d.name, 0), d.priority)))
+    return tuple(sorted(shuffled, key=lambda d: (-warm.get(d.name, 0), d.priority, rank.get(d.name, 0.0))))
 
 
 def _not_drained(deployments: Sequence[Deployment], health: Mapping[str, HealthState]) -> list[Deployment]:

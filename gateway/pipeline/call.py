@@ -36,6 +36,9 @@ from gateway.ports import Unsent, UpstreamAnswer, UpstreamCall
 FORWARDED = ("anthropic-version", "anthropic-beta", "openai-beta", "traceparent", "tracestate")
 
 
+_NEWEST = 0.2
+
+
 @dataclass(slots=True)
 class Opened:
     """An attempt that the provider has begun to answer."""
@@ -100,6 +103,7 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         else:
             await _whole(world, x, opened)
         _note_health(world, deployment, None, answer)
+        _note_latency(world, deployment, sent_s)
         return opened
     except UpstreamError as error:
         status = error.upstream_status or (answer.status if answer is not None else 0)
@@ -275,6 +279,12 @@ def _ending(
 
 def _ms_since(world: World, at_s: float) -> int:
     return round((world.clock.monotonic() - at_s) * 1_000)
+
+
+def _note_latency(world: World, deployment: Deployment, sent_s: float) -> None:
+    took_s = world.clock.monotonic() - sent_s
+    known = world.latency.get(deployment.name, took_s)
+    world.latency[deployment.name] = known + _NEWEST * (took_s - known)
 
 
 def _note_health(

@@ -161,6 +161,8 @@ class World:
     runs: Runs = field(default_factory=Runs)
     retries: RetryBudget = field(default_factory=RetryBudget)
     places: Places = field(default_factory=Places)
+    #: seconds until a deployment's answers began, averaged; the newest weighs most
+    latency: dict[str, float] = field(default_factory=dict)
     answers: KeptAnswers = field(default_factory=KeptAnswers)
     #: what of `health` has just changed; never blocks
     health_changed: Callable[[Mapping[str, HealthState]], None] = _unshared

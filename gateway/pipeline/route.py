@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from gateway.core import bounds, routing
-from gateway.core.catalog import Catalog, Deployment
+from gateway.core.catalog import Catalog, Deployment, Order
 from gateway.core.routing import AUTO, Needs, Route
 from gateway.core.rules import Caps, Decision, RuleSet, Switch
 from gateway.core.runs import Thread
@@ -135,9 +136,21 @@ def _candidates(
         may_use=may_use,
         needs=Needs(bounds.estimate_input_tokens(x.facts.size)),
         warm=warm,
+        rank=_rank(world, catalog, x.received_ms) if catalog.order is not Order.WEIGHT else {},
         pick=world.random(),
         now_s=world.clock.monotonic(),
     )
+
+
+def _rank(world: World, catalog: Catalog, now_ms: int) -> Mapping[str, float]:
+    """By price, of three tokens read for each that is written; or by how soon answers began lately."""
+    if catalog.order is Order.LATENCY:
+        return world.latency
+    rank = {}
+    for d in catalog.deployments:
+        row = world.prices().find(d.price, now_ms)
+        rank[d.name] = math.inf if row is None else 3.0 * row.rates.input + row.rates.output
+    return rank
 
 
 def _warm(world: World, x: Exchange, thread: Thread | None) -> Mapping[str, int]:

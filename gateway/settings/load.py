@@ -14,7 +14,7 @@ import yaml
 from gateway.core.addresses import judge
 from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, BudgetMode, OnExceed
 from gateway.core.cache_rules import CacheRules
-from gateway.core.catalog import Catalog, Deployment, Tier
+from gateway.core.catalog import Catalog, Deployment, Order, Tier
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
@@ -207,7 +207,8 @@ def _catalog(root: Section, deployments: tuple[Deployment, ...]) -> Catalog:
     tier = root.optional_choice("default_tier", Tier)
     if tier and tier not in tiers:
         root.wrong("default_tier", f"no deployment is in tier {tier}")
-    return Catalog.of(deployments, tier or (tiers or [Tier.STANDARD])[0], _fallbacks(root, tiers))
+    order = root.choice("candidate_order", Order, Order.WEIGHT)
+    return Catalog.of(deployments, tier or (tiers or [Tier.STANDARD])[0], _fallbacks(root, tiers), order)
 
 
 def _fallbacks(root: Section, tiers: list[Tier]) -> dict[Tier, tuple[Tier, ...]]:

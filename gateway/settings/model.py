@@ -222,7 +222,9 @@ class Settings:
         deployments = tuple(
             dataclasses.replace(d, provider=moved[d.provider.name]) for d in self.catalog.deployments
         )
-        catalog = Catalog.of(deployments, self.catalog.default_tier, self.catalog.fallbacks)
+        catalog = Catalog.of(
+            deployments, self.catalog.default_tier, self.catalog.fallbacks, self.catalog.order
+        )
         return dataclasses.replace(self, providers=moved, catalog=catalog)
 
 

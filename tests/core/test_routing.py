@@ -62,6 +62,15 @@ def test_auto_goes_where_the_rule_says_and_else_to_the_default_tier() -> None:
     assert ask("auto") == Route(Tier.STANDARD, "", "the default tier", (MID_A, MID_B))
 
 
+def test_equals_are_ranked_and_what_has_no_rank_goes_first() -> None:
+    twins = tuple(deployment(name, "m") for name in ("x", "y", "z"))
+    catalog = Catalog.of(twins)
+    assert names(ask("m", catalog=catalog, rank={"x": 3.0, "y": 1.0, "z": 2.0})) == ["y", "z", "x"]
+    assert names(ask("m", catalog=catalog, rank={"x": 3.0, "z": 2.0})) == ["y", "z", "x"]
+    assert names(ask("m", catalog=catalog, rank={"x": 3.0, "y": 1.0}, warm={"x": 9})) == ["x", "z", "y"]
+    assert names(ask("gpt-5-mini", rank={"mid-b": 0.5, "mid-a": 9.0})) == ["mid-a", "mid-b"]  # priority first
+
+
 def test_a_tiers_name_asks_for_that_tier_whatever_the_rules_say() -> None:
     assert ask("fast", decision=decided(Tier.SMALL)) == Route(
         Tier.FAST, "", "the client asked for tier fast", (BIG,)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.catalog import Deployment, Tier
+from gateway.core.catalog import Deployment, Order, Tier
 from gateway.core.prices import PriceRow, Rates
 from gateway.core.rules import Caps, RuleSet, RuleText, Switch
 from gateway.pipeline.runs import labels_of
@@ -210,6 +210,19 @@ async def test_no_other_model_gets_thoughts_that_only_one_can_take_up(
         assert found["x-deployment"] == deployment
         if seal:
             assert found["x-route-reason"].endswith("a tool call is open that only this model can go on with")
+
+
+async def test_among_equals_the_cheapest_or_the_quickest_is_asked_first() -> None:
+    async with Recorder() as upstream:
+        up = provider(upstream.base_url)
+        pair = [Deployment("dear", up, "m", "m", "up/m"), Deployment("cheap", up, "m", "m", "up/tiny")]
+        cheap = [PriceRow("up/tiny", "up/tiny@1", 0, SMALL_RATES)]
+        async with SmallWorld(pair, more_prices=cheap, order=Order.PRICE) as gw:
+            assert (await ask(gw, model="m", headers={}))["x-deployment"] == "cheap"
+        async with SmallWorld(pair, more_prices=cheap, order=Order.LATENCY) as gw:
+            gw.world.latency.update(dear=0.5, cheap=2.0)
+            assert (await ask(gw, model="m", headers={}))["x-deployment"] == "dear"
+            assert gw.world.latency["dear"] < 0.5, "it was quicker than that"
 
 
 async def test_the_deployment_that_holds_the_cache_is_asked_first_and_the_binding_moves_on_fallback() -> None:

@@ -14,7 +14,7 @@ import aiohttp
 
 from gateway.core.breakers import BreakerPolicy
 from gateway.core.cache_rules import CacheRules
-from gateway.core.catalog import Catalog, Deployment, OnDisconnect, Provider, Tier, Wire
+from gateway.core.catalog import Catalog, Deployment, OnDisconnect, Order, Provider, Tier, Wire
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.health import HealthState
 from gateway.core.identity import KeyRecord, RateLimit
@@ -158,6 +158,7 @@ class SmallWorld:
     shadow: bool = False  # of the rules
     retries: RetryBudget = field(default_factory=RetryBudget)
     fallbacks: Mapping[Tier, tuple[Tier, ...]] = field(default_factory=dict)
+    order: Order = Order.WEIGHT
     more_prices: Sequence[PriceRow] = ()
     virtual: Mapping[str, RuleSet] = field(default_factory=dict)
     failed_rules: list[str] = field(default_factory=list)
@@ -177,7 +178,10 @@ class SmallWorld:
         await self._upstream.start()
         clock = SystemClock()
         rows = [PriceRow("up/m", "up/m@1", 0, RATES)] if self.price else []
-        catalog, book = Catalog.of(tuple(self.deployments), Tier.STANDARD, self.fallbacks), PriceBook.of([*rows, *self.more_prices])
+        catalog, book = (
+            Catalog.of(tuple(self.deployments), Tier.STANDARD, self.fallbacks, self.order),
+            PriceBook.of([*rows, *self.more_prices]),
+        )
         rules = RuleSet.compile(list(self.rules), Tier.STANDARD, shadow=self.shadow)
         health: dict[str, HealthState] = {}
         self.world = World(
