@@ -156,8 +156,10 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
     if thread is not None and outcome.kind is Kind.POST:
         usage = outcome.usage
         total = usage.input_total
-        deployment = next((d for d in x.route.candidates if d.name == attempt.deployment), None)
-        if deployment is not None and total:
+        # A fallback may have left the candidates.
+        known = (*x.route.candidates, *world.catalog().deployments) if total else ()
+        deployment = next((d for d in known if d.name == attempt.deployment), None)
+        if deployment is not None:
             held = _held(world, x, deployment, usage)
             guess = bounds.estimate_input_tokens(x.facts.size)
             thread.answered(deployment.name, held, total, guess, usage.output)

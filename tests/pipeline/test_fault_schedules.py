@@ -133,6 +133,11 @@ async def test_a_tier_falls_back_to_the_tiers_that_are_configured_for_it() -> No
                 upstream.scripts = [OVERLOADED] * (1 if fallbacks else 3)
                 async with gw.http.post(CHAT, data=BODY.replace(b'"m"', b'"small"')) as answer:
                     assert answer.status == status
+                    task_id = answer.headers.get("x-task-id", "")
+                await gw.settled()
+                run = gw.world.runs.known(task_id)
+                homes = [t.home for t in run.threads.values()] if run is not None else []
+                assert homes == (["big"] if fallbacks else [])  # the binding moves with the answer
 
 
 async def test_a_drained_deployment_gets_nothing_unless_nothing_else_is_there() -> None:

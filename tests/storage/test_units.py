@@ -153,7 +153,9 @@ async def test_a_warning_comes_with_the_grant(world: World) -> None:
     await accounts.set_budget(TEAM, 100, on_exceed=OnExceed.WARN)
     a, b = attempt(), attempt()
     ask = Amounts(80, 10, 10)
-    assert timeless(await ledger.reserve(a, scopes(a), ask, ask)) == Granted(80, task_step=1, output_tokens=10)
+    assert timeless(await ledger.reserve(a, scopes(a), ask, ask)) == Granted(
+        80, task_step=1, output_tokens=10
+    )
     over = Granted(
         80,
         task_step=2,
