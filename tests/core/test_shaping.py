@@ -20,6 +20,7 @@ from gateway.core.catalog import Operation
 from gateway.core.dialects import Facts
 from gateway.core.prefix import chain
 from gateway.core.shaping import Level, Request, Shaped, Shaper, Transform
+from gateway.core.trimming import TrimPolicy
 from tests.support.agent_runs import facts_of
 from tests.support.material import ABSENT, SHARED, captured
 from tests.support.played_cache import Played, compact, cost, rule_of, spliced
@@ -334,3 +335,62 @@ def test_never_fewer_cached_tokens_than_direct_and_never_dearer(name: str, model
         paid = [paid[0] + cost(plain, rule), paid[1] + cost(shaped, rule)]  # type: ignore[list-item]
     if len(SESSIONS.get(name, [])) >= 10:
         assert paid[1] <= paid[0]
+
+
+def test_tools_whose_markers_differ_are_left_as_they_came() -> None:
+    """First-seen bytes with another number of markers would move, add or drop one of the client's own."""
+
+    def asked(tools: list[dict[str, Any]]) -> bytes:
+        said = [{"role": "user", "content": "go"}]
+        return compact({"model": "m", "max_tokens": 9, "tools": tools, "messages": said})
+
+    plain: list[dict[str, Any]] = [{"name": "a", "description": "d" * 2_000}, {"name": "b"}]
+    marked: list[dict[str, Any]] = [{"name": "b"}, {**plain[0], "cache_control": {"type": "ephemeral"}}]
+    shaper, off = Shaper(), frozenset({Transform.MARKERS})
+    for tools in (plain, marked):
+        out, shaped = shaped_by(shaper, Operation.MESSAGES, asked(tools), "demo/demo-large", off=off)
+        assert (out, shaped.applied) == (asked(tools), ())
+
+
+@pytest.mark.parametrize("switched_off", list(Transform))
+def test_each_transform_can_be_switched_off(switched_off: Transform) -> None:
+    """Two requests that call for all of them at once, at two targets; what is off does nothing, the others go on."""
+
+    def asked(clock: str, order: int) -> bytes:
+        line = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.a1b;"}
+        rules = {"type": "text", "text": f"It is {clock}.\n" + "Be brief. " * 900}
+        call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "a", "input": {}}]}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": "row\n" * 5_000}
+        turns = [{"role": "user", "content": "go"}, call, {"role": "user", "content": [result]}]
+        tools = [{"name": "a"}, {"name": "b"}][::order]
+        return compact(
+            {"model": "m", "max_tokens": 9, "tools": tools, "system": [line, rules], "messages": turns}
+        )
+
+    applied: set[Transform] = set()
+    for off in (frozenset[Transform](), frozenset({switched_off})):
+        shaper, seen = Shaper(), set[Transform]()
+        for clock, order in (("9:14", 1), ("9:15", -1)):
+            body = asked(clock, order)
+            facts = dialects.read(Operation.MESSAGES, body)
+            request = Request(
+                Operation.MESSAGES,
+                facts,
+                body,
+                chain(facts.segments),
+                ("key", "client", "s"),
+                rule_of("qwen/m"),
+                level=Level.RELOCATE,
+                off=off,
+                trim=TrimPolicy(10_000, 4_000),
+                group="run",
+            )
+            seen |= set(shaper.shape(request).applied)
+        chat = compact(
+            {"model": "m", "messages": [{"role": "user", "content": "x" * 2_000}], "tools": [{"name": "a"}]}
+        )
+        seen |= set(shaped_by(shaper, Operation.CHAT, chat, "openai/gpt-5.4", off=off)[1].applied)
+        if not off:
+            applied = seen
+    assert applied == set(Transform)
+    assert seen == applied - {switched_off}
