@@ -140,13 +140,14 @@ class Registry(Protocol):
         self,
         *,
         by: Sequence[str],
+        label: str,
         width_ms: int,
         from_ms: int,
         to_ms: int,
         filters: Mapping[str, str],
         limit: int,
     ) -> Sequence[UsageRow]:
-        """Sums by bucket and group, in that order."""
+        """Sums by bucket and group, in that order; with a label, by its values on keys, too, as "label" in `group`."""
         ...
 
     async def admin_keys(self, filters: Filters, after: Any, limit: int) -> Page[AdminKey]: ...

@@ -44,8 +44,9 @@ GROUPS = {
     "key": "key_id",
     "project_id": "team_id",
     "api_key_id": "key_id",
+    "label": "label",
 }
-_COLUMNS = tuple(dict.fromkeys(GROUPS.values()))
+_COLUMNS = tuple(name for name in dict.fromkeys(GROUPS.values()) if name != "label")
 _CSV_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -61,6 +62,7 @@ class BucketPage(Out):
 @dataclass(frozen=True, slots=True)
 class Asked:
     by: tuple[str, ...]
+    label: str
     width_ms: int
     from_ms: int
     to_ms: int
@@ -80,7 +82,14 @@ def _asked(call: Call) -> Asked:
     by = call.params.get("group_by", ())
     filters = {name: call.params[name] for name in _COLUMNS if name in call.params}
     # Sums are of whole hours and buckets are whole, so the ends move outwards.
-    return Asked(by, width_ms, start_ms // width_ms * width_ms, -(-end_ms // width_ms) * width_ms, filters)
+    label = call.params.get("label", "")
+    if label and "label" not in by:
+        by = (*by, "label")
+    if "label" in by and not label:
+        raise invalid("label", "say which: label=<name>")
+    return Asked(
+        by, label, width_ms, start_ms // width_ms * width_ms, -(-end_ms // width_ms) * width_ms, filters
+    )
 
 
 async def costs(call: Call) -> Reply:
@@ -132,7 +141,8 @@ async def _answer(call: Call, result: Callable[[UsageRow], Json]) -> Reply:
 
 async def _rows(call: Call, asked: Asked, begin: int, end: int) -> Sequence[UsageRow]:
     rows = await call.registry.usage(
-        by=asked.by,
+        by=[name for name in asked.by if name != "label"],
+        label=asked.label,
         width_ms=asked.width_ms,
         from_ms=begin,
         to_ms=end,
@@ -156,7 +166,7 @@ async def _export(call: Call, asked: Asked, form: str) -> Reply:
         )
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
-    names = ["start", "end", *(n for n in _COLUMNS if n in asked.by), *_SUMS]
+    names = ["start", "end", *(n for n in (*_COLUMNS, "label") if n in asked.by), *_SUMS]
     writer.writerow(names)
     writer.writerows([_cell(line[name]) for name in names] for line in lines)
     return Reply(out.getvalue().encode(), content_type="text/csv; charset=utf-8")
@@ -223,7 +233,7 @@ _SUMS = (
 
 
 def _group(row: UsageRow) -> dict[str, Any]:
-    return {name: row.group.get(name) for name in _COLUMNS}
+    return {name: row.group.get(name) for name in (*_COLUMNS, "label")}
 
 
 def _cost_result(row: UsageRow) -> Json:
@@ -263,6 +273,7 @@ _PARAMS = (
     choice("bucket_width", tuple(WIDTHS), "default: 1d"),
     words("group_by", GROUPS, "several: separated by commas, or given several times"),
     *(text(name) for name in _COLUMNS),
+    text("label", "group by what this label says of the keys"),
     choice("format", ("json", "csv", "jsonl"), "csv and jsonl: the whole time at once"),
     whole("limit", 180, "buckets of a page; default 7 days or 24 hours"),
     Param("page", str, {"type": "string"}, "`next_page` of the page before"),

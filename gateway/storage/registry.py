@@ -254,16 +254,18 @@ class Registry:
         self,
         *,
         by: Sequence[str],
+        label: str,
         width_ms: int,
         from_ms: int,
         to_ms: int,
         filters: Mapping[str, str],
         limit: int,
     ) -> list[UsageBucket]:
-        """From the hourly sums alone."""
-        return await self._read(
-            partial(registry_usage.buckets, self._reach, by, width_ms, from_ms, to_ms, filters, limit)
-        )
+        """From the hourly sums alone; with a label, grouped by what it says of the keys, too."""
+        where = (width_ms, from_ms, to_ms, filters, limit)
+        if label:
+            return await self._read(partial(registry_usage.buckets_by_label, self._reach, by, label, *where))
+        return await self._read(partial(registry_usage.buckets, self._reach, by, *where))
 
     # --- admin keys ----------------------------------------------------------------------------------
 

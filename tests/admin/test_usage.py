@@ -62,7 +62,9 @@ async def test_costs_by_day_and_team(on: Office, tmp_path: Path) -> None:
         text = await answer.text()
     assert '"amount":{"value":0.030000008,"currency":"usd"}' in text, "the exact decimal, no float"
     found = json.loads(text)
-    nothing = dict.fromkeys(("tenant_id", "key_id", "model", "provider", "deployment", "tier", "client"))
+    nothing = dict.fromkeys(
+        ("label", "tenant_id", "key_id", "model", "provider", "deployment", "tier", "client")
+    )
     assert found == {
         "object": "page",
         "data": [
@@ -152,6 +154,7 @@ async def test_usage_tells_cached_written_and_uncached_input_apart(it: Office, t
         "api_key_id": "key00001",
         "user_id": None,
         "batch": None,
+        "label": None,
         "tenant_id": None,
         "team_id": None,
         "key_id": "key00001",
@@ -289,3 +292,27 @@ async def test_mistakes_name_their_parameter(it: Office, query: str, field: str)
     status, problem = await it.ask("GET", f"/costs?{query}")
     assert (status, problem["errors"][0]["field"]) == (422, field), problem
     assert msgspec.json.encode(problem)
+
+
+async def test_what_keys_are_labelled_with_can_be_grouped_by(on: Office, tmp_path: Path) -> None:
+    ids = [
+        (await on.ask("POST", "/keys", {"name": "k", "labels": labels}))[1]["key_id"]
+        for labels in ({"project": "red"}, {"project": "red", "env": "test"}, {"project": "blue"}, {})
+    ]
+    await settled(on, tmp_path, [({"key_id": key_id}, worlds.outcome(10**n)) for n, key_id in enumerate(ids)])
+    path = "/costs?start_time=2026-09-21&end_time=2026-09-22"
+
+    async def by(query: str) -> list[tuple[str, str, int]]:
+        status, found = await on.ask("GET", f"{path}&{query}")
+        assert status == 200, found
+        return [(r["label"], r["cost_usd"], r["attempts"]) for r in found["data"][0]["results"]]
+
+    assert await by("group_by=label&label=project") == [
+        ("", "0.000001", 1),
+        ("blue", "0.0000001", 1),
+        ("red", "0.000000011", 2),
+    ]
+    assert len(await by("group_by=key_id&label=project")) == 4
+    assert await by("label=nothing") == [("", "0.000001111", 4)]
+    status, problem = await on.ask("GET", f"{path}&group_by=label")
+    assert (status, problem["errors"][0]["field"]) == (422, "label")
