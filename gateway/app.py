@@ -169,7 +169,6 @@ class App:
         await schema.check(self.database)
         self.events = BreakerEvents(self.database)
         self.alerts = Alerts(SqlOutbox(self.database), self.events, self.metrics, self.requests)
-        self.resumes = Resumes(self.events, self.watch.forgive)
         self.ledger = await SqlLedger.open(
             self.database,
             replica_id=self._replica_id,
@@ -179,6 +178,7 @@ class App:
         )
         stack.push_async_callback(self.ledger.close)
         keys = await SqlKeyStore.open(self.database, self.store_changed)
+        self.resumes = Resumes(self.events, self.watch.forgive, self.ledger.revision_changed)
         stack.push_async_callback(keys.close)
         secrets_by_name = self._secrets
         upstream: Upstream = await self._upstreams(secrets_by_name)
@@ -320,20 +320,13 @@ class App:
             watch=self.watch,
             alert=self.alerts.breaker,
             tell=self.alerts.tell,
-            go_on=self._go_on,
+            go_on=self.resumes.go_on,
         )
 
     def store_changed(self) -> None:
         """A key, team, budget or task's state changed somewhere."""
         self.ledger.revision_changed()
         self.resumes.wake()
-
-    async def _go_on(self, task_id: str, reason: str) -> bool:
-        resumed = await self.events.go_on(task_id, reason)
-        if resumed:
-            self.watch.forgive(task_id)
-            self.ledger.revision_changed()
-        return resumed
 
     def _rule_failed(self, rule: str) -> None:
         self._failed_rules[rule,] = self._failed_rules.get((rule,), 0) + 1

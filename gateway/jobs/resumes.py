@@ -18,18 +18,31 @@ class Resumed(Protocol):
         """The revision now, and the tasks let go on after the revision `since`, none if that is negative."""
         ...
 
+    async def go_on(self, task_id: str, reason: str) -> bool: ...
+
 
 class Resumes:
-    """`wake` after any change in the store; `forgive` is `Watch.forgive`."""
+    """`wake` after any change in the store; `forgive` is `Watch.forgive`, `on_change` hears of tasks that go on here."""
 
-    def __init__(self, store: Resumed, forgive: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: Resumed, forgive: Callable[[str], None], on_change: Callable[[], None] = lambda: None
+    ) -> None:
         self._store = store
         self._forgive = forgive
+        self._on_change = on_change
         self._woken = asyncio.Event()
         self._revision = -1
 
     def wake(self) -> None:
         self._woken.set()
+
+    async def go_on(self, task_id: str, reason: str) -> bool:
+        """Let a task go on that a breaker has paused. False if it is not paused by one. Raises `Unavailable`."""
+        resumed = await self._store.go_on(task_id, reason)
+        if resumed:
+            self._forgive(task_id)
+            self._on_change()
+        return resumed
 
     async def run(self) -> None:
         """For ever, until cancelled. A store that is down is asked again."""

@@ -5,6 +5,8 @@ What is learned is a memory of this process; losing it only loosens bounds (`cor
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from gateway.core.catalog import Deployment
@@ -14,6 +16,7 @@ from gateway.core.known_prompts import Prompt
 from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, World
 
+_log = logging.getLogger(__name__)
 _TRIM = "trim"
 #: Transforms, without their versions, beside which a prompt is still the same, or shorter.
 _NEUTRAL = frozenset({"markers", "cache_key", _TRIM})
@@ -42,6 +45,10 @@ def learn(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None
         # What a provider's own tools bring (web search) is in no request, and says nothing about its tokens.
         if not media.server_tools(x.facts):
             world.known_prompts.distrust(attempt.deployment)
+            _log.error(
+                "%s billed %d input tokens for attempt %s, whose bound was %d; from now on only bytes bound what goes there",
+                *(attempt.deployment, usage.input_total, attempt.attempt_id, x.input_bound),
+            )
     elif _TRIM not in _transforms(x):
         # What was trimmed now may leave whole another time.
         world.known_prompts.note(attempt.deployment, x.chain, _as_sent(x), usage.input_total)
