@@ -14,26 +14,38 @@ MARGIN_PERCENT = 150
 #: Then all counts are halved, so that the percentile follows what a client does now.
 _HALVE_AT = 4_096
 _SHARE = 100
+_LOOK_EVERY = 64
 
 
 class _Histogram:
     """Counts by length, four classes to each doubling; `p99` is the upper edge of a class."""
 
-    __slots__ = ("_counts", "_total")
+    __slots__ = ("_counts", "_known", "_total", "_until")
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._total = 0
+        self._known = -1  # the percentile as it was last looked up; -1 = look again
+        self._until = 0  # answers after which it is
 
     def add(self, tokens: int) -> None:
         at = _class_of(tokens)
         self._counts[at] = self._counts.get(at, 0) + 1
         self._total += 1
+        self._until -= 1
+        # Shorter answers only lower it, and that may wait.
+        if tokens > self._known or not self._until:
+            self._known = -1
         if self._total >= _HALVE_AT:
             self._counts = {at: n // 2 for at, n in self._counts.items() if n > 1}
             self._total = sum(self._counts.values())
 
     def p99(self) -> int:
+        if self._known < 0:
+            self._known, self._until = self._looked_up(), _LOOK_EVERY
+        return self._known
+
+    def _looked_up(self) -> int:
         above = self._total // _SHARE
         for at in sorted(self._counts, reverse=True):
             above -= self._counts[at]

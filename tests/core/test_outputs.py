@@ -35,6 +35,17 @@ def test_what_a_client_does_now_counts_more_than_what_it_once_did() -> None:
     assert outputs.comfort(WHO, 2_048) == 2_048
 
 
+def test_a_longer_answer_counts_at_once_and_shorter_ones_after_a_while() -> None:
+    outputs = seen(4_000)
+    assert outputs.comfort(WHO, 0) == 4_095 * 3 // 2
+    outputs.note(WHO, 9_000)
+    assert outputs.comfort(WHO, 0) == 10_239 * 3 // 2
+    for _ in range(1_000):
+        outputs.note(WHO, 100)
+        outputs.comfort(WHO, 0)
+    assert outputs.comfort(WHO, 0) == 111 * 3 // 2
+
+
 def test_only_so_many_are_remembered() -> None:
     outputs = Outputs(most=2)
     for name in ("a", "b", "c"):
