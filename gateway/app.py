@@ -64,6 +64,7 @@ SETTLE_S = 30.0
 
 if TYPE_CHECKING:
     from gateway.crash import Crash
+    from gateway.sharing import Shared
     from gateway.telemetry.otel import TracedAttempt, Tracing
 
 _log = logging.getLogger("gateway")
@@ -100,7 +101,7 @@ class App:
         self._randomness = Randomness()
         self._secrets = _revealed(settings)
         self.health: dict[str, health.HealthState] = {}
-        self._tell_health: Callable[[Mapping[str, health.HealthState]], None] = _discard
+        self._replicas: Shared | None = None
         self.metrics = Metrics(settings.catalog, version=__version__)
         self.watch = Watch()
         self._failed_rules: dict[tuple[str, ...], float] = {}
@@ -252,7 +253,7 @@ class App:
         own, url = MemoryPrefixIndex(self.clock.monotonic), self.settings.redis_url
         if not url:
             return MemoryLimits(), own
-        from gateway.storage.redis_health import RedisHealth
+        from gateway.sharing import share
         from gateway.storage.redis_limits import RedisLimits
         from gateway.storage.redis_prefixes import RedisPrefixIndex
         from gateway.storage.redis_refusals import RedisRefusals
@@ -266,17 +267,14 @@ class App:
         for store in (limits, prefixes, refusals):
             await store.start()
             self._stack.push_async_callback(store.close)
-        told = RedisHealth(
+        self._replicas = await share(
             url,
             self.health,
             replica_id=self._replica_id,
-            now_ms=self.clock.now_ms,
-            monotonic=self.clock.monotonic,
+            clock=self.clock,
+            jobs=self.jobs,
+            stack=self._stack,
         )
-        await told.start()
-        self._stack.push_async_callback(told.close)
-        self.jobs.watch(told.run(), "shared health")
-        self._tell_health = told.changed
         self.metrics.gauge(
             "tollhouse_limits_degraded",
             "1 while Redis is away and each process keeps to its share of the limits.",
@@ -307,7 +305,8 @@ class App:
             virtual=lambda: self.settings.routing.virtual,
             rule_failed=self._rule_failed,
             health=self.health,
-            health_changed=self._tell_health,
+            health_changed=_discard if self._replicas is None else self._replicas.health_changed,
+            bindings=None if self._replicas is None else self._replicas.bindings,
             pepper=pepper,
             policy=Policy(
                 expose_cost=settings.expose_cost,

@@ -179,6 +179,18 @@ class PrefixIndex(Protocol):
         ...
 
 
+class Bindings(Protocol):
+    """Losing it costs a cold cache; store down: nothing is found."""
+
+    async def find(self, task_id: str, thread: bytes) -> bytes | None:
+        """What was put last for this thread of the task, by any process."""
+        ...
+
+    def put(self, task_id: str, thread: bytes, binding: bytes) -> None:
+        """Returns at once; other processes know it a moment later."""
+        ...
+
+
 T = TypeVar("T")
 
 

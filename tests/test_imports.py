@@ -31,6 +31,7 @@ COMPOSERS = frozenset(
         "start",
         "demonstration",
         "gauges",
+        "sharing",
         "workers",
         "cli",
         "commands",

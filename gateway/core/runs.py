@@ -88,6 +88,15 @@ class Thread:
             return Warm()
         return Warm(held.tokens, held.until_s)
 
+    @property
+    def seen_to(self) -> int:
+        """Segments of the longest request that this process has seen answered."""
+        return max((held.segments for held in self.held.values()), default=0)
+
+    def take_over(self, home: str, held: dict[str, Held], context: int, guess: int) -> None:
+        """What another process knows better."""
+        self.home, self.held, self.context, self.guess = home, held, context, guess
+
     def came(self, now_s: float) -> None:
         """A request has come."""
         # A long pause makes all caches cold alike, so it says nothing for or against a switch.
@@ -191,6 +200,18 @@ class Runs:
         run.step += 1
         return run
 
+    def take_over(self, task_id: str, kind: str, began_ms: int, step: int, spent_nano_usd: int) -> Run:
+        """A run that has gone on elsewhere, as it stands there."""
+        run = self._runs.get(task_id)
+        if run is None:
+            run = self._runs[task_id] = Run(began_ms, kind)
+            while len(self._runs) > self._runs_max:
+                self._runs.popitem(last=False)
+        run.began_ms = min(run.began_ms, began_ms)
+        run.step = max(run.step, step)
+        run.spent_nano_usd = max(run.spent_nano_usd, spent_nano_usd)
+        return run
+
     def learn_budgets(self, used: Sequence[tuple[str, int]]) -> None:
         """What the ledger said last of (scope, percent used); a scope that it does not name is not near its limit."""
         for scope, percent in used:
@@ -207,6 +228,9 @@ class Runs:
     def budget_used(self, scope: str) -> float:
         """The tightest budget's share, 0.0 below a half."""
         return self._used.get(scope, 0) / 100
+
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(self._runs)
 
     def known(self, task_id: str) -> Run | None:
         return self._runs.get(task_id)

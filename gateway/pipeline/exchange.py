@@ -26,6 +26,7 @@ from gateway.core.threads import Threads
 from gateway.pipeline.places import Places
 from gateway.pipeline.repeats import Repeats
 from gateway.ports import (
+    Bindings,
     Clock,
     Incoming,
     KeyStore,
@@ -160,6 +161,7 @@ class World:
     outputs: Outputs = field(default_factory=Outputs)
     runs: Runs = field(default_factory=Runs)
     retries: RetryBudget = field(default_factory=RetryBudget)
+    bindings: Bindings | None = None  # None: no other process serves these tasks
     places: Places = field(default_factory=Places)
     #: seconds until a deployment's answers began, averaged; the newest weighs most
     latency: dict[str, float] = field(default_factory=dict)

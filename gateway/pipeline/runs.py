@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from gateway.core import bounds, runs
@@ -11,8 +12,9 @@ from gateway.core.cache_rules import Style
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.dialects import media
 from gateway.core.entry import ROUTE_NOTE, Attempt, Granted, Kind, Outcome
+from gateway.core.identity import TaskSource
 from gateway.core.rules import CacheFacts, OwnerFacts, RequestFacts, RuleContext, RuleSet, TimeFacts, Warmth
-from gateway.core.runs import Held, Thread
+from gateway.core.runs import Held, Run, Thread
 from gateway.core.switching import Terms, cache_rule_of, life_of, terms_of
 from gateway.core.usage import Usage
 from gateway.pipeline.exchange import Exchange, World
@@ -23,20 +25,85 @@ _LEAST_TOKENS = 1_024
 #: What only the model that made it takes back: signed thoughts, sealed reasoning.
 _BOUND = (b'"signature"', b'"encrypted_content"', b'"redacted_thinking"', b'"thought_signature"')
 _LOOK_BACK = 64
+#: A turn adds no more segments than these, as a rule; what adds more has gone on elsewhere.
+_OWN_SEGMENTS = 4
 _LABELS_MAX = 16
 _NOTHING = RuleContext()
+
+
+class _Binding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A thread as replicas tell one another: `held` is deployment -> [tokens, until (ms, wall clock), segments, link]."""
+
+    home: str
+    step: int
+    began_ms: int
+    spent_nano_usd: int
+    context: int
+    guess: int
+    held: dict[str, tuple[int, int, int, bytes]]
+
+
+_bindings = msgspec.json.Decoder(_Binding)
+
+
+async def recall(world: World, x: Exchange) -> None:
+    """Take over what another process knows of the thread, if it has gone on there."""
+    if world.bindings is None or not x.chain or x.operation is Operation.COUNT_TOKENS:
+        return
+    if x.task.source is TaskSource.NEW:
+        return
+    name = _thread_name(x)
+    run = world.runs.known(x.task.task_id)
+    known = run.threads.get(name) if run is not None else None
+    if known is not None and known.seen_to + _OWN_SEGMENTS >= len(x.chain):
+        return
+    text = await world.bindings.find(x.task.task_id, name)
+    if text is None:
+        return
+    try:
+        found = _bindings.decode(text)
+    except msgspec.DecodeError:
+        return  # of another version
+    now_s, now_ms = world.clock.monotonic(), world.clock.now_ms()
+    held = {
+        deployment: Held(tokens, now_s + (until_ms - now_ms) / 1_000, segments, link)
+        for deployment, (tokens, until_ms, segments, link) in found.held.items()
+    }
+    run = world.runs.take_over(x.task.task_id, _kind(x), found.began_ms, found.step, found.spent_nano_usd)
+    run.thread(name).take_over(found.home, held, found.context, found.guess)
+
+
+def _share(world: World, x: Exchange, run: Run, thread: Thread) -> None:
+    if world.bindings is None:
+        return
+    now_s, now_ms = world.clock.monotonic(), world.clock.now_ms()
+    held = {
+        name: (h.tokens, now_ms + round((h.until_s - now_s) * 1_000), h.segments, h.link)
+        for name, h in thread.held.items()
+        if h.until_s > now_s
+    }
+    binding = _Binding(
+        thread.home, run.step, run.began_ms, run.spent_nano_usd, thread.context, thread.guess, held
+    )
+    world.bindings.put(x.task.task_id, _thread_name(x), msgspec.json.encode(binding))
+
+
+def _thread_name(x: Exchange) -> bytes:
+    """By tools, system and the first message: what a thread never changes."""
+    opening = len(x.facts.segments) - x.facts.message_count + 1
+    return x.chain[min(max(1, opening), len(x.chain)) - 1]
+
+
+def _kind(x: Exchange) -> str:
+    return f"{x.caller.key_id}/{x.signal.client}/{x.signal.purpose}"
 
 
 def join(world: World, x: Exchange) -> Thread | None:
     """Find the request's run and thread and count it there. None for what is no turn of a run."""
     if not x.chain or x.operation is Operation.COUNT_TOKENS:
         return None
-    signal = x.signal
-    kind = f"{x.caller.key_id}/{signal.client}/{signal.purpose}"
-    x.run = world.runs.asked(x.task.task_id, kind, x.received_ms, spoken=x.spoken)
-    # Tools, system and the first message: what a thread never changes.
-    opening = len(x.facts.segments) - x.facts.message_count + 1
-    x.thread = thread = x.run.thread(x.chain[min(max(1, opening), len(x.chain)) - 1])
+    x.run = world.runs.asked(x.task.task_id, _kind(x), x.received_ms, spoken=x.spoken)
+    x.thread = thread = x.run.thread(_thread_name(x))
     thread.came(world.clock.monotonic())
     return thread
 
@@ -163,6 +230,8 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
             held = _held(world, x, deployment, usage)
             guess = bounds.estimate_input_tokens(x.facts.size)
             thread.answered(deployment.name, held, total, guess, usage.output)
+            if run is not None:
+                _share(world, x, run, thread)
     if not x.route.rule and not x.route.instead_of:
         return outcome
     reason = f"{ROUTE_NOTE}{x.route.why}"

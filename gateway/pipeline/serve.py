@@ -18,7 +18,7 @@ from gateway.core.identity import Caller
 from gateway.core.money import usd_text
 from gateway.core.refusal import granted_headers
 from gateway.core.task import LANDING_RULE
-from gateway.pipeline import admit, answers, breakers, ending, identify, meter
+from gateway.pipeline import admit, answers, breakers, ending, identify, meter, runs
 from gateway.pipeline.call import Opened, open_answer
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.read import read
@@ -75,6 +75,8 @@ class Gateway:
             return kept
         try:
             breakers.ask(world, x)
+            if world.bindings is not None:
+                await runs.recall(world, x)
             route(world, x)
             steps.mark("route")
             await admit.enter(world, x)

@@ -27,6 +27,7 @@ from gateway.core.threads import Threads
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
+from gateway.ports import Bindings
 from gateway.storage.database import SystemClock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.tasks import Tasks
@@ -159,6 +160,7 @@ class SmallWorld:
     retries: RetryBudget = field(default_factory=RetryBudget)
     fallbacks: Mapping[Tier, tuple[Tier, ...]] = field(default_factory=dict)
     order: Order = Order.WEIGHT
+    bindings: Bindings | None = None
     more_prices: Sequence[PriceRow] = ()
     virtual: Mapping[str, RuleSet] = field(default_factory=dict)
     failed_rules: list[str] = field(default_factory=list)
@@ -202,6 +204,7 @@ class SmallWorld:
             virtual=lambda: self.virtual,
             rule_failed=self.failed_rules.append,
             retries=self.retries,
+            bindings=self.bindings,
             health=health,
             pepper=PEPPER,
             policy=self.policy,
