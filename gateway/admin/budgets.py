@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.admin.bodies import BudgetPatch
-from gateway.admin.call import Call, Json, Reply, etag_of
+from gateway.admin.call import PAGE, Call, Json, Reply, etag_of
 from gateway.admin.problems import Fault, Problem, invalid
 from gateway.admin.route import PAGED, Route, choice, text
 from gateway.admin.schemas import BudgetIn
@@ -35,6 +35,11 @@ async def create_budget(call: Call) -> Reply:
 async def set_budget(call: Call) -> Reply:
     """Give a scope a budget, or change the one of that unit and window; what was spent stays spent."""
     wanted = BudgetIn.model_validate(call.body)
+    if call.if_match is not None:
+        filters = {"scope": wanted.scope, "unit": wanted.unit.value, "window": wanted.window}
+        page = await call.registry.budgets(filters, None, PAGE)
+        if all(budget.zone != wanted.zone for budget in page.rows):
+            raise Problem(412, "There is no such budget yet.", [Fault("If-Match", "names nothing")])
 
     def check(before: Budget, after: Budget) -> None:
         call.expect(budget_out(before), _tag)

@@ -85,6 +85,11 @@ async def test_the_entity_tag_of_a_budget_does_not_move_with_what_is_spent(on: O
     assert (found["spent_usd"], second["ETag"]) == ("1", first["ETag"])
     _, _, third = await on.told("PATCH", f"/budgets/{made['budget_id']}", {"limit_usd": "4"})
     assert third["ETag"] != first["ETag"]
+    same = {"scope": "team:default", "limit_usd": "3"}
+    assert (await on.told("PUT", "/budgets", same, headers={"If-Match": first["ETag"]}))[0] == 412
+    assert (await on.told("PUT", "/budgets", same, headers={"If-Match": third["ETag"]}))[0] == 200
+    other = {**same, "window": "day"}
+    assert (await on.told("PUT", "/budgets", other, headers={"If-Match": "*"}))[0] == 412, "there is none"
 
 
 async def test_a_change_that_is_sent_again_happens_once(on: Office) -> None:
