@@ -13,6 +13,7 @@ from functools import partial
 from gateway import settings as config
 from gateway.core.budget import OnExceed
 from gateway.core.entry import Unit
+from gateway.core.errors import Unavailable
 from gateway.jobs.reconcile import Reconcile
 from gateway.storage import reports
 from gateway.storage.ledger import SqlLedger
@@ -32,6 +33,7 @@ LATE_S = 1.5
 PATIENCE_S = 60.0
 _CALL_S = 30.0
 _OPEN = "SELECT attempt_id FROM hold WHERE state = 'held' ORDER BY attempt_id"
+_OPEN_OF = "SELECT 1 FROM hold WHERE state = 'held' AND replica_id LIKE $1 LIMIT 1"
 _ENTRIES = (
     "SELECT attempt_id, kind, amount_nano_usd, quality, tenant_id, team_id, key_id, task_id FROM ledger "
     "WHERE key_id = ANY($1::text[]) ORDER BY at_ms, entry_id"
@@ -88,7 +90,7 @@ async def play(
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for fault in todo.faults:
-            group.create_task(_inflict(site, fault, over, reached), name=str(fault))
+            group.create_task(_inflict(site, todo, fault, over, reached), name=str(fault))
         await _load(site, todo, [text for _, text in keys], tally)
         over.set()
     await _end(site, todo, reached)
@@ -127,11 +129,13 @@ async def _send(gateway: Gateway, key: str, call: Call, tally: Tally) -> None:
 # --- faults --------------------------------------------------------------------------------------------------
 
 
-async def _inflict(site: Site, fault: Fault, over: asyncio.Event, reached: Counter[str]) -> None:
+async def _inflict(site: Site, todo: Round, fault: Fault, over: asyncio.Event, reached: Counter[str]) -> None:
     await asyncio.sleep(fault.after_s)
     gateway = site.gateways[fault.gateway]
     match fault.what:
         case What.KILL:
+            while todo.reaping and not over.is_set() and not await _holds(site, gateway):
+                await asyncio.sleep(0.02)
             await gateway.kill()
         case What.KILL_AT if fault.point not in REAP:
             await _kill_at(gateway, fault, over, reached)
@@ -145,6 +149,14 @@ async def _inflict(site: Site, fault: Fault, over: asyncio.Event, reached: Count
             await site.flush_redis()
         case What.KILL_REDIS:
             site.redis.kill()
+
+
+async def _holds(site: Site, gateway: Gateway) -> bool:
+    """It has attempts under way. True as well if Postgres cannot say."""
+    try:
+        return bool(await rows(site.database, _OPEN_OF, f"%-{gateway.port}-0"))
+    except Unavailable:
+        return True
 
 
 async def _kill_at(gateway: Gateway, fault: Fault, over: asyncio.Event, reached: Counter[str]) -> None:
@@ -167,17 +179,18 @@ async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
     """Returns when all live again and nothing is held or waits in a journal, or when patience is at its end."""
     for gateway in site.gateways:
         gateway.way.cut(gateway.way.how, 0)
-    reaping = [f.point for f in todo.faults if f.point in REAP]
-    await site.revive(but=todo.stays_away)
-    for point in reaping:
-        for gateway in site.gateways:
-            gateway.order_death(point)
+    # Whoever reaps first dies of it, so the living have the order before the dead, whose holds are reaped, are back.
+    reaping = todo.reaping
+    for gateway in site.gateways:
+        if reaping and gateway.alive:
+            gateway.order_death(reaping)
+    await site.revive(but=todo.stays_away, order=reaping)
     try:
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                for gateway in site.gateways:
+                for gateway in site.gateways if reaping else ():
                     if not gateway.alive and not gateway.ordered:
-                        reached.update(reaping)
+                        reached[reaping or ""] += 1
                 await site.revive(but=todo.stays_away)
                 if not any(g.journalled for g in site.gateways if g.alive) and not await rows(
                     site.database, _OPEN

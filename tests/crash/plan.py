@@ -63,6 +63,11 @@ class Round:
     #: This gateway is not started again before its lease has run out and the others have charged what it held.
     stays_away: int | None = None
 
+    @property
+    def reaping(self) -> Point | None:
+        """The point in the reaper at which whoever reaps dies."""
+        return next((f.point for f in self.faults if f.point in REAP), None)
+
 
 def plan(seed: int) -> Round:
     """Successive seeds go through all named points; each has a death at one of them, and most have more."""

@@ -96,10 +96,13 @@ class Gateway:
         """Settlements wait in its journal."""
         return any((self._tollhouse.state / "journal").glob("*.journal"))
 
-    async def start(self) -> None:
+    async def start(self, order: Point | None = None) -> None:
+        """Returns when it is ready; from then on `order` stands."""
         self.cancel_order()
         await self._forget()
         self._serving = await self._stack.enter_async_context(self._tollhouse.serve())
+        if order:
+            self.order_death(order)
 
     async def kill(self) -> None:
         if self._serving is not None and self.alive:
@@ -186,13 +189,13 @@ class Site:
         finally:
             await client.aclose()
 
-    async def revive(self, but: int | None = None) -> None:
-        """Start what is dead, `but` this gateway."""
+    async def revive(self, but: int | None = None, order: Point | None = None) -> None:
+        """Start what is dead, `but` this gateway; once they are ready, with this `order` to die."""
         await self.start_postgres()
         if self.redis.process is None:
             await asyncio.to_thread(self.redis.start)
         dead = [g for g in self.gateways if not g.alive and g.number != but]
-        await asyncio.gather(*(g.start() for g in dead))
+        await asyncio.gather(*(g.start(order) for g in dead))
 
 
 @asynccontextmanager
