@@ -74,7 +74,7 @@ class Gateway:
     base_url: str
     key: str
     ledger_url: str
-    pid: int
+    pid: int = 0  # 0 = not known
 
 
 @asynccontextmanager
