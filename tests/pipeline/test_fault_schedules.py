@@ -41,6 +41,38 @@ async def test_a_lone_deployment_is_asked_while_it_cools_and_is_back_with_its_fi
             assert answer.status == 200
 
 
+async def test_the_first_call_after_an_ejection_probes_and_brings_it_back() -> None:
+    async with Recorder() as a, Recorder() as b:
+        pair = [deployment(provider(r.base_url, name=n)) for n, r in (("a", a), ("b", b))]
+        async with SmallWorld(pair) as gw:
+            now_s = gw.world.clock.monotonic()
+            over = HealthState(open_until_s=now_s - 0.1, ejections=1, cause="failures")
+            gw.world.health["a/m"] = over
+            asked = []
+            for _ in range(2):
+                async with gw.http.post(CHAT, data=BODY) as answer:
+                    asked.append(answer.headers["x-deployment"])
+            assert gw.world.health["a/m"].status(gw.world.clock.monotonic()) is Status.CLOSED
+            assert 0.1 <= gw.world.health["a/m"].share(gw.world.clock.monotonic()) < 0.2
+            assert "a/m" in asked
+
+
+async def test_a_provider_that_never_answers_is_left_after_its_time() -> None:
+    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with silent, Recorder() as b:
+        stalled = provider(f"http://127.0.0.1:{port}/v1", name="a", first_byte_timeout_s=0.1)
+        pair = [deployment(stalled), deployment(provider(b.base_url, name="b"))]
+        async with SmallWorld(pair) as gw:
+            async with gw.http.post(CHAT, data=BODY) as answer:
+                assert (answer.status, answer.headers["x-deployment"]) == (200, "b/m")
+            lines = await gw.settled()
+            assert [(kind, error) for _, kind, _, error in lines] == [
+                (Kind.CHARGE_UNKNOWN, "upstream_timeout"),
+                (Kind.POST, ""),
+            ]
+
+
 async def test_retries_are_a_tenth_of_the_traffic_and_a_few() -> None:
     async with Recorder() as a, Recorder() as b:
         pair = [deployment(provider(r.base_url, name=n)) for n, r in (("a", a), ("b", b))]
