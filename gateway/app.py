@@ -178,8 +178,8 @@ class App:
             make_journal=Journal if crash is None else crash.journal,
         )
         stack.push_async_callback(self.ledger.close)
-        keys = await SqlKeyStore.open(self.database, self.store_changed)
         self.resumes = Resumes(self.events, self.watch.forgive, self.ledger.revision_changed)
+        keys = await SqlKeyStore.open(self.database, self.store_changed)
         stack.push_async_callback(keys.close)
         secrets_by_name = self._secrets
         upstream: Upstream = await self._upstreams(secrets_by_name)
