@@ -49,6 +49,8 @@ LONG_STEPS = 20
 #: Captured sessions are two turns long: they are also played with so many, each with a result of so many characters.
 PROLONGED_STEPS, TURN_CHARS = 30, 2_000
 MOST_OF_UNCACHED, MOST_OF_BEST = 0.25, 1.10
+#: Of a run whose system prompt changes with every step: what it takes to notice that.
+MOST_OF_SENT = 1.02
 PROMISES = (
     f"At `safe`, the input of a run of {LONG_STEPS} steps and more that passes the model's minimum costs at most "
     f"{MOST_OF_UNCACHED:.0%} of what it costs without a cache, and at most {MOST_OF_BEST - 1:.0%} above the best possible. "
@@ -212,6 +214,8 @@ def broken_promises(played: Sequence[Played]) -> Iterator[str]:
         if p.level == Level.OBSERVE and p.cost_nano_usd > p.as_sent_nano_usd:
             yield f"{name}: dearer than as sent"
         if p.run.endswith(CLOCKED):
+            if p.level == Level.SAFE and p.cost_nano_usd > MOST_OF_SENT * p.as_sent_nano_usd:
+                yield f"{name}: {p.cost_nano_usd / p.as_sent_nano_usd - 1:.1%} dearer than as sent"
             continue
         if p.level == Level.SAFE and p.steps >= LONG_STEPS and p.minimum_met:
             if p.cost_nano_usd > MOST_OF_UNCACHED * p.uncached_nano_usd:
@@ -229,7 +233,7 @@ def report(played: Sequence[Played], broken: Sequence[str]) -> Iterator[str]:
     yield f"{GAP_MS // 1_000} s between steps. Percents are of the cost without a cache; `best` reads every token that an earlier"
     yield "step of the run had and writes every new one once, without the provider's limits. `prolonged`: the captured second turn,"
     yield f"again and again with other text, {PROLONGED_STEPS} steps in all. `with a clock`: the time in the first line of the system"
-    yield "prompt, which only `relocate` can help; the promise is not for it."
+    yield f"prompt, which only `relocate` can help; `safe` costs at most {MOST_OF_SENT - 1:.0%} more than as sent there."
     yield ""
     yield f"**{'All kept.' if not broken else f'{len(broken)} broken: ' + '; '.join(broken)}**"
     for model in dict.fromkeys((p.provider, p.model) for p in played):

@@ -120,6 +120,7 @@ def plan(
     can_mark: Callable[[int], bool] = lambda _segment: True,
     tail: int | None = None,
     extra_tail: bool = False,
+    head_changes: bool = False,
 ) -> Plan:
     """The marks to add, in prompt order.
 
@@ -127,7 +128,8 @@ def plan(
     prompt had the same tools and system within their life. `entries`: segments up to which an earlier request of
     this run left cache entries, if that is known. `life`: what to ask for instead of the default life. `can_mark`:
     whether a segment has a block that takes a mark. `extra_tail`: mark the tail also where the provider marks the end
-    by itself, because what stands behind the tail will not be there in the next step.
+    by itself, because what stands behind the tail will not be there in the next step. `head_changes`: the system prompt
+    is another one in every step, so that nothing behind the tools is read again.
     """
     marker = rule.markers.get(operation, "")
     if not marker or rule.max_breakpoints is None:
@@ -141,7 +143,13 @@ def plan(
     if room <= 0:
         return Plan(why="the client's own markers leave no room")
     end = outline.tail if tail is None else tail
-    wished = _wished(rule, outline, continued, head_seen, entries, end, implicit > 0 and not extra_tail)
+    if head_changes:
+        own = bool(outline.marked) and min(outline.marked) < outline.first
+        wished: list[Sequence[int]] = [(0,)] if outline.tools and outline.head > 0 and not own else []
+    else:
+        wished = _wished(rule, outline, continued, head_seen, entries, end, implicit > 0 and not extra_tail)
+    if not wished and head_changes:
+        return Plan(why="the system prompt changes with every step, so a write would not be read again")
     if not wished:
         return Plan(why="one call alone" if not continued else "nothing is gained by another marker")
     least = -(-(rule.min_prefix_tokens or 0) * _TOKENS_DEN // _TOKENS_NUM)  # bytes

@@ -125,6 +125,8 @@ class Shaper:
         self._trimmer = Trimmer()
         self._templates = relocation.Templates()
         self._volatile: OrderedDict[tuple[Scope, bytes], set[int]] = OrderedDict()
+        #: runs that came with a new head in their middle -> how often in a row
+        self._unread: OrderedDict[tuple[Scope, bytes], int] = OrderedDict()
         self._marked: dict[tuple[int, Operation, bytes], tuple[Splice, ...]] = {}
 
     def shape(self, request: Request) -> Shaped:
@@ -318,6 +320,7 @@ class Shaper:
             life=life,
             can_mark=can_mark,
             extra_tail=bool(draft.moved),
+            head_changes=self._head_changes(request, lineage, outline),
         )
         lineage.links = request.links
         ends = () if rule.style is Style.EXPLICIT else (len(segments) - 1,)
@@ -334,6 +337,25 @@ class Shaper:
             draft.marks = tuple(placed)
             draft.long_write = any(mark.life for mark in placed)
             draft.applied.append(Transform.MARKERS)
+
+    def _head_changes(self, request: Request, lineage: Lineage, outline: Outline) -> bool:
+        """Whether this run, in the middle of its history, has come with another head than before for a second time.
+
+        Once is a mode that changed, a restart, or another replica; twice is a clock, and each write is lost.
+        """
+        if lineage.steps > 2 or not outline.answered:
+            return False
+        run = (request.scope, first_said(request.facts.segments))
+        if lineage.steps == 2:
+            self._unread.pop(run, None)
+            return False
+        unread = self._unread.get(run, 0)
+        if not request.again:
+            self._unread[run] = unread + 1
+            self._unread.move_to_end(run)
+            if len(self._unread) > 10_000:
+                self._unread.popitem(last=False)
+        return unread > 0
 
     def _life(self, rule: CacheRule, operation: Operation, lineage: Lineage) -> Life | None:
         """A longer life than the default one, once it has paid; from then on the run keeps it."""

@@ -62,6 +62,11 @@ def test_a_run_is_marked_at_tools_system_and_tail() -> None:
     assert marks(OPUS, outline("uata?")) == [0, 1, 4]
 
 
+def test_behind_a_head_that_changes_with_every_step_nothing_is_marked_but_the_tools() -> None:
+    assert marks(OPUS, outline("uau"), head_changes=True) == [0]
+    assert marks(OPUS, outline("uau", tools=False), head_changes=True) == []
+
+
 def test_nothing_is_marked_below_the_minimum() -> None:
     assert plan(OPUS, Operation.MESSAGES, outline("u", size=1_100), continued=True).why == "below the minimum"
     # 1,024 tokens of 3.5 bytes are reached with the second of these segments, 4,096 with the fifth

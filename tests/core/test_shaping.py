@@ -394,3 +394,23 @@ def test_each_transform_can_be_switched_off(switched_off: Transform) -> None:
             applied = seen
     assert applied == set(Transform)
     assert seen == applied - {switched_off}
+
+
+def test_a_run_whose_system_prompt_changes_with_every_step_pays_for_one_lost_write_and_no_more() -> None:
+    """A clock in the system prompt: what is written behind it is never read, and a write is dearer than plain input."""
+    turn = [{"role": "assistant", "content": "done " * 300}, {"role": "user", "content": "next " * 300}]
+
+    def step(shaper: Shaper, clock: str, turns: int) -> str:
+        said = [{"role": "user", "content": "go"}, *turn * turns]
+        system = f"It is {clock}.\n" + "Be brief. " * 2_000
+        body = compact({"model": "m", "max_tokens": 9, "system": system, "messages": said})
+        shaped = shaped_by(shaper, Operation.MESSAGES, body, "anthropic/claude-opus-5")[1]
+        return "marked" if shaped.marks else shaped.why_no_marks
+
+    lost = "the system prompt changes with every step, so a write would not be read again"
+    shaper = Shaper()
+    assert [step(shaper, f"9:{n:02d}", n) for n in range(5)] == ["one call alone", "marked", lost, lost, lost]
+    # The clock stands still: from its second step on the same run is marked again.
+    assert [step(shaper, "9:04", n) for n in (5, 6, 7)] == ["marked", "marked", "marked"]
+    # One change of a mode, or a gateway that has just begun, is no clock.
+    assert [step(Shaper(), "9:00", 5), step(shaper, "10:00", 8)] == ["marked", "marked"]
