@@ -41,6 +41,8 @@ HOLDS_PER_S_MIN, P99_MS_MAX, PROMPT_CALLERS, TARGET_CALLERS = 3_000, 25.0, 32, (
 HOLD_NANO_USD, COST_NANO_USD = 270_000, 40_000
 PLENTY_NANO_USD = 10**17
 SYNCS = 200
+#: Above this, what others use decides more than what is measured.
+QUIET_CORES = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,10 @@ def sync_ms(directory: Path) -> float:
 def report(runs: list[Measured], seconds: float, rounds: int) -> str:
     others = [r.others_cores for r in runs]
     syncs = [r.sync_p50_ms for r in runs]
+    noisy = (
+        " **The machine was not quiet: rates are lower and latencies upper bounds, and a target that is missed "
+        "below is not judged.**"
+    ) * (statistics.median(others) > QUIET_CORES)
     lines = [
         "# Admission",
         "",
@@ -235,7 +241,7 @@ def report(runs: list[Measured], seconds: float, rounds: int) -> str:
         f"Others used {min(others):.2f} to {max(others):.2f} of its cores meanwhile (median "
         f"{statistics.median(others):.2f}); 4 KB were durable after {min(syncs):.2f} to {max(syncs):.2f} ms (median of "
         f"{SYNCS}, before each run). {rounds} runs of {seconds:g} s each; the median one by rate is shown, with the "
-        "range of rates.",
+        f"range of rates.{noisy}",
         "",
         "One hot tenant: each call counts in the budgets of the same tenant and key and of its caller's task. The rate is",
         "that of holds which are also settled; latency is that of the hold, which a request waits for. Callers, gateway and",
