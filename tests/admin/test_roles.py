@@ -17,6 +17,7 @@ from gateway.admin.routes import PREFIX
 from gateway.admin.routes import ROUTES as ALL_ROUTES
 from gateway.core.offices import RIGHTS, Admin, Reach, Role
 from gateway.storage.ledger import SqlLedger
+from gateway.storage.tasks import Tasks
 from tests.admin.office import Office
 from tests.storage import worlds
 
@@ -38,9 +39,9 @@ class Side:
     admin_key_id: str = "zzzzzzzz"
 
 
-async def side(it: Office, mark: str, folder: Path) -> Side:
+async def side(it: Office, mark: str, folder: Path, tenant: str = "") -> Side:
     """A tenant with one team, which has a key with a budget, and a task of it that did something."""
-    team, tenant = f"{mark}-team", f"{mark}-tenant"
+    team, tenant = f"{mark}-team", tenant or f"{mark}-tenant"
     await it.ask("POST", "/tenants", {"tenant_id": tenant})
     await it.ask("POST", "/teams", {"name": team, "tenant": tenant})
     _, key = await it.ask(
@@ -61,6 +62,18 @@ async def side(it: Office, mark: str, folder: Path) -> Side:
     await worlds.reserve(ledger, attempt, 50_000_000)
     await ledger.settle(attempt, worlds.outcome(37_650_000))
     await ledger.close()
+    await Tasks(it.database, actor="test", pepper=b"").record_outcome(task["task_id"], True)
+    await worlds.run(
+        it.database,
+        "INSERT INTO prefix_miss (attempt_id, at_ms, request_id, tenant_id, team_id, key_id, task_id, model, "
+        "provider, deployment, client, verdict, cause, lost_tokens, lost_nano_usd, detail) VALUES "
+        f"('{mark}', $1, 'none', $2, $3, $4, $5, '{mark}', '', '', '', 'miss', '{mark}', 1, 1, '{{}}')",
+        worlds.NOON_MS,
+        tenant,
+        team,
+        key["key_id"],
+        task["task_id"],
+    )
     return Side(
         team, tenant, key["key_id"], budgets["data"][0]["budget_id"], task["task_id"], attempt.request_id
     )
@@ -74,7 +87,13 @@ async def admin_key(it: Office, role: Role, **reach: str) -> str:
 
 def address(route: Route, at: Side) -> str:
     path = re.sub(r"\{(\w+)\}", lambda m: getattr(at, m[1]), route.path)
-    return path + ("?start_time=2026-09-01&group_by=team" if route.path in ("/costs", "/usage") else "")
+    query = {
+        "/costs": "?start_time=2026-09-20&group_by=team,model",
+        "/usage": "?start_time=2026-09-20&group_by=team,model",
+        "/misses": "?by=team,model",
+        "/outcomes": "?group_by=team_id,name,model",
+    }
+    return path + query.get(route.path, "")
 
 
 #: Bodies that are right, for routes that take one; `scope` and `team` are another's where the ids are.
@@ -109,14 +128,18 @@ def body(route: Route, at: Side) -> Any:
 async def test_every_route_at_anothers_things_and_at_ones_own(
     it: Office, role: Role, scope: str, tmp_path: Path
 ) -> None:
-    theirs = await side(it, MARKS["theirs"], tmp_path)
-    ours = await side(it, MARKS["ours"], tmp_path)
+    # The other team is in the same tenant where that makes it hardest to keep them apart.
+    tenant = "shared" if scope == "team" else ""
+    theirs = await side(it, MARKS["theirs"], tmp_path, tenant)
+    ours = await side(it, MARKS["ours"], tmp_path, tenant)
     reach = {f"{scope}_id": getattr(ours, f"{scope}_id")}
     key = await admin_key(it, role, **reach)
     admin = Admin("", role, Reach(ours.tenant_id, ours.team_id if scope == "team" else ""))
     before = await everything(it, theirs)
 
     for route in ROUTES:
+        if tenant and route.path == "/tenants/{tenant_id}":
+            continue
         status, found = await it.ask(route.method, address(route, theirs), body(route, theirs), key=key)
         if not admin.may(route.right):
             assert status == 403, (route.name, found)
