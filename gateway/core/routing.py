@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from types import MappingProxyType
 
 from gateway.core.catalog import Catalog, Deployment, Operation, Tier
@@ -16,6 +18,7 @@ AUTO = "auto"
 
 #: A longer name is no typing error of a model's name; comparing it would only cost time.
 _MAX_NAME = 128
+_DRAWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +143,21 @@ def _ordered(
     """
     if len(deployments) == 1:
         return tuple(deployments)
-    candidates = [d for d in deployments if fit(health, d, now_s)] or _not_drained(deployments, health)
-    weights = {d.name: d.weight * _share(health, d, now_s) for d in candidates}
-    shuffled = _weighted_shuffle(candidates, weights, pick)
-    return tuple(sorted(shuffled, key=lambda d: (-warm.get(d.name, 0), d.priority, rank.get(d.name, 0.0))))
+    candidates = list(deployments)
+    if health:
+        candidates = [d for d in deployments if fit(health, d, now_s)] or _not_drained(deployments, health)
+    ordered: list[Deployment] = []
+    by_priority = sorted(candidates, key=_priority)
+    for _, equals in groupby(by_priority, key=_priority):
+        weighed = [(d.weight * _share(health, d, now_s), d) for d in equals]
+        shuffled, pick = _weighted_shuffle(weighed, pick)
+        ordered += shuffled
+    if warm or rank:
+        ordered.sort(key=lambda d: (-warm.get(d.name, 0), d.priority, rank.get(d.name, 0.0)))
+    return tuple(ordered)
+
+
+_priority = attrgetter("priority")
 
 
 def _not_drained(deployments: Sequence[Deployment], health: Mapping[str, HealthState]) -> list[Deployment]:
@@ -153,31 +167,34 @@ def _not_drained(deployments: Sequence[Deployment], health: Mapping[str, HealthS
 
 
 def _share(health: Mapping[str, HealthState], deployment: Deployment, now_s: float) -> float:
-    state = health.get(deployment.name)
+    state = health.get(deployment.name) if health else None
     return 1.0 if state is None else state.share(now_s)
 
 
-def _weighted_shuffle(
-    deployments: list[Deployment], weights: Mapping[str, float], pick: float
-) -> list[Deployment]:
-    """A random order in which each next one is drawn by weight; weight 0 comes last.
+def _weighted_shuffle(weighed: list[tuple[float, Deployment]], pick: float) -> tuple[list[Deployment], float]:
+    """A random order of which the first few are drawn by weight, and what is left of `pick`; weight 0 comes last.
 
-    One uniform number is enough: the part of it that did not decide a draw is uniform again.
+    One uniform number is enough: the part of it that did not decide a draw is uniform again. No request tries more
+    than a few, so behind them the order is that of the weights.
     """
-    left = list(deployments)
-    order = []
-    while (total := sum(weights[d.name] for d in left)) > 0:
+    if len(weighed) == 1:
+        return [weighed[0][1]], pick
+    order: list[Deployment] = []
+    total = sum(weight for weight, _ in weighed)
+    while weighed and total > 0 and len(order) < _DRAWS:
         at = pick * total
-        for d in left:
-            if at < weights[d.name] or d is left[-1]:
+        last = len(weighed) - 1
+        for i, (weight, _) in enumerate(weighed):
+            if at < weight or i == last:
                 break
-            at -= weights[d.name]
+            at -= weight
         # float rounding can push `at` past the end or onto a weight of 0
-        weight = weights[d.name]
+        weight, drawn = weighed.pop(i)
         pick = min(max(at / weight, 0.0), 1.0 - 2**-53) if weight else 0.0
-        left.remove(d)
-        order.append(d)
-    return order + left
+        total = sum(w for w, _ in weighed)
+        order.append(drawn)
+    weighed.sort(key=lambda pair: -pair[0])
+    return order + [d for _, d in weighed], pick
 
 
 def _not_found(model: str, catalog: Catalog, may_use: Callable[..., bool]) -> ModelNotFound:
