@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway.core.catalog import Deployment, Tier
 from gateway.core.entry import Kind
 from gateway.core.errors import Unavailable
 from gateway.core.health import HealthState, Status
+from gateway.core.retries import RetryBudget
 from gateway.pipeline.places import Places
 from tests.pipeline.fault_schedules import one_bad, play
 from tests.pipeline.test_attempts import BODY, CHAT, OVERLOADED, says
@@ -76,7 +78,7 @@ async def test_a_provider_that_never_answers_is_left_after_its_time() -> None:
 async def test_retries_are_a_tenth_of_the_traffic_and_a_few() -> None:
     async with Recorder() as a, Recorder() as b:
         pair = [deployment(provider(r.base_url, name=n)) for n, r in (("a", a), ("b", b))]
-        async with SmallWorld(pair) as gw:
+        async with SmallWorld(pair, retries=RetryBudget(grows_back_s=math.inf)) as gw:
             a.scripts = [says(500, {"message": "no"})] * 6
             statuses = []
             for _ in range(6):
