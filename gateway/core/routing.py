@@ -19,6 +19,7 @@ AUTO = "auto"
 #: A longer name is no typing error of a model's name; comparing it would only cost time.
 _MAX_NAME = 128
 _DRAWS = 4
+_NO_WEIGHT = 1e-9  # what is left of a sum by rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ def _weighted_shuffle(weighed: list[tuple[float, Deployment]], pick: float) -> t
         return [weighed[0][1]], pick
     order: list[Deployment] = []
     total = sum(weight for weight, _ in weighed)
-    while weighed and total > 0 and len(order) < _DRAWS:
+    while weighed and total > _NO_WEIGHT and len(order) < _DRAWS:
         at = pick * total
         last = len(weighed) - 1
         for i, (weight, _) in enumerate(weighed):
@@ -191,7 +192,7 @@ def _weighted_shuffle(weighed: list[tuple[float, Deployment]], pick: float) -> t
         # float rounding can push `at` past the end or onto a weight of 0
         weight, drawn = weighed.pop(i)
         pick = min(max(at / weight, 0.0), 1.0 - 2**-53) if weight else 0.0
-        total = sum(w for w, _ in weighed)
+        total -= weight
         order.append(drawn)
     weighed.sort(key=lambda pair: -pair[0])
     return order + [d for _, d in weighed], pick
