@@ -14,6 +14,7 @@ from gateway import settings as config
 from gateway.core.budget import OnExceed
 from gateway.core.entry import Unit
 from gateway.core.errors import Unavailable
+from gateway.crash import Point
 from gateway.jobs.reconcile import Reconcile
 from gateway.storage import reports
 from gateway.storage.ledger import SqlLedger
@@ -188,9 +189,7 @@ async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
     try:
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                for gateway in site.gateways if reaping else ():
-                    if not gateway.alive and not gateway.ordered:
-                        reached[reaping or ""] += 1
+                _count_reapers(site, reaping, reached)
                 await site.revive(but=todo.stays_away)
                 if not any(g.journalled for g in site.gateways if g.alive) and not await rows(
                     site.database, _OPEN
@@ -199,9 +198,16 @@ async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
                 await asyncio.sleep(0.1)
     except TimeoutError:
         pass  # what is still open is on record
+    _count_reapers(site, reaping, reached)
     for gateway in site.gateways:
         gateway.cancel_order()
     await site.revive()
+
+
+def _count_reapers(site: Site, reaping: Point | None, reached: Counter[str]) -> None:
+    """Those who have died of their order since they were last started."""
+    if reaping:
+        reached[reaping] += sum(1 for g in site.gateways if not g.alive and not g.ordered)
 
 
 async def _reconcile(site: Site) -> int:
