@@ -60,7 +60,8 @@ async def test_the_first_call_after_an_ejection_probes_and_brings_it_back() -> N
 
 
 async def test_a_provider_that_never_answers_is_left_after_its_time() -> None:
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    held: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     async with silent, Recorder() as b:
         stalled = provider(f"http://127.0.0.1:{port}/v1", name="a", first_byte_timeout_s=0.1)
@@ -73,6 +74,9 @@ async def test_a_provider_that_never_answers_is_left_after_its_time() -> None:
                 (Kind.CHARGE_UNKNOWN, "upstream_timeout"),
                 (Kind.POST, ""),
             ]
+        for writer in held:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_retries_are_a_tenth_of_the_traffic_and_a_few() -> None:
