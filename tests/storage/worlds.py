@@ -103,7 +103,9 @@ async def reserve(
 
 def timeless(answer: Granted | Refused) -> Granted | Refused:
     """Without the moment at which the task began, which no test can know."""
-    return answer if isinstance(answer, Refused) else msgspec.structs.replace(answer, task_began_ms=0, used=())
+    return (
+        answer if isinstance(answer, Refused) else msgspec.structs.replace(answer, task_began_ms=0, used=())
+    )
 
 
 def granted(
