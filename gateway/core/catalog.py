@@ -101,6 +101,9 @@ class Provider:
     stream_usage: bool = True
     #: The most input tokens that it bills for one image; None = nobody knows, so nothing bounds a request with images.
     image_tokens_max: int | None = None
+    #: Tools that it runs itself (web search): the most input tokens that their results add to one request. 0 = it runs
+    #: none; None = nobody knows, so nothing bounds a request that offers one.
+    server_tools_tokens_max: int | None = 0
     #: Whose cache rules this one follows, if not those under its own name: a vLLM server's are those of "vllm".
     cache_rules: str = ""
     connect_timeout_s: float = 5.0

@@ -25,7 +25,9 @@ _UNIT_NAMES = {
 _REMAINING = {unit: f"x-budget-remaining-{unit.value.replace('_', '-')}" for unit in Unit}
 
 
-def refusal_of(refused: Refused, ask: Amounts, least: Amounts) -> BudgetExceeded | UnboundableRequest:
+def refusal_of(
+    refused: Refused, ask: Amounts, least: Amounts, unbounded_by: str = "model"
+) -> BudgetExceeded | UnboundableRequest:
     """Why, how much, and until when, on one line."""
     scope = refused.scope.replace(":", " ", 1)
     if refused.state and not refused.limit:
@@ -34,10 +36,13 @@ def refusal_of(refused: Refused, ask: Amounts, least: Amounts) -> BudgetExceeded
     amount, unit = ask.of(refused.unit), refused.unit
     if amount is None:
         missing = "known price or no upper bound" if unit is Unit.USD else "upper bound"
-        return UnboundableRequest(
-            f"this request has no {missing}, and the {scope} has a hard budget in {_UNIT_NAMES[unit]}",
-            param="model",
-        )
+        why = f"this request has no {missing}, and the {scope} has a hard budget in {_UNIT_NAMES[unit]}"
+        if unbounded_by == "tools":
+            why += (
+                "; it offers a tool that the provider runs itself (as web search), and what such a tool finds is billed "
+                "as input without a limit: switch it off, or have server_tools_tokens_max set for this provider"
+            )
+        return UnboundableRequest(why, param=unbounded_by)
     kept_back = f", {_shown(refused.kept_back, unit)} of it kept back for a last answer"
     used = (
         f"the budget of the {scope} is used up: {_shown(refused.spent, unit)} spent and "

@@ -100,7 +100,7 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     if stuck and x.spoken and await world.go_on(attempt.task_id, "somebody has spoken to the model"):
         granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
     if isinstance(granted, Refused):
-        raise refusal_of(granted, ask, least)
+        raise refusal_of(granted, ask, least, bound.unbounded_by(x, deployment))
     x.task_step = granted.task_step
     x.task_began_ms = granted.task_began_ms
     if x.run is not None:

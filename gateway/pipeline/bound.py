@@ -25,8 +25,20 @@ _NEUTRAL = frozenset({"markers", "cache_key", _TRIM})
 def input_bound(world: World, x: Exchange, deployment: Deployment) -> int | None:
     """Tokens of what leaves for this deployment (`x.shaped`); None = nothing bounds them."""
     tokens = world.known_prompts.bound(deployment, x.chain, _as_sent(x))
-    added = x.shaped.added_bytes
-    return tokens if tokens is None or not added else tokens + added
+    if tokens is None:
+        return None
+    served = deployment.provider.server_tools_tokens_max
+    if served != 0 and media.server_tools(x.facts):
+        if served is None:
+            return None
+        tokens += served
+    return tokens + x.shaped.added_bytes
+
+
+def unbounded_by(x: Exchange, deployment: Deployment) -> str:
+    """Which member of the request nothing bounds, as far as that is known; "model" where it is the price or the rest."""
+    offered = deployment.provider.server_tools_tokens_max is None and media.server_tools(x.facts)
+    return "tools" if offered else "model"
 
 
 def input_estimate(world: World, x: Exchange, deployment: Deployment) -> int:

@@ -66,6 +66,11 @@ def read_known(root: Section) -> dict[str, Known]:
         blank = Provider(name, Wire.OPENAI, "", name if key_env else "")
         known[name] = Known(_options(entry, blank), key_env)
         entry.done()
+    for name in root.texts("server_tools"):
+        if name in known:
+            known[name] = replace(
+                known[name], provider=replace(known[name].provider, server_tools_tokens_max=None)
+            )
     for name, entry in root.section("image_bounds").named():
         entry.text("source"), entry.text("checked_on")
         most = entry.optional_integer("tokens_max", 1, _MOST_TOKENS)
@@ -160,8 +165,14 @@ def _options(entry: Section, blank: Provider, own: bool = False) -> Provider:
         stream_usage=entry.flag("stream_usage", blank.stream_usage),
         image_tokens_max=entry.optional_integer("image_tokens_max", 1, _MOST_TOKENS)
         or blank.image_tokens_max,
+        server_tools_tokens_max=_server_tools(entry, blank),
         cache_rules=entry.text("cache_rules", blank.cache_rules),
     )
+
+
+def _server_tools(entry: Section, blank: Provider) -> int | None:
+    most = entry.optional_integer("server_tools_tokens_max", 0, _MOST_TOKENS)
+    return blank.server_tools_tokens_max if most is None else most
 
 
 def _refuse_bad_url(entry: Section, base_url: str) -> None:

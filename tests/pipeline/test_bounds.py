@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from gateway.core.catalog import OnDisconnect
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
@@ -98,6 +101,56 @@ async def test_what_a_providers_own_tools_bring_says_nothing_about_its_tokens() 
     first, tight, after = [ask.input_tokens or 0 for ask, _ in ledger.asked]
     assert tight < 1_500 < first
     assert after == tight
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "bounded"),
+    [
+        (0, {"tools": [{"type": "web_search"}]}, 0),  # it runs none
+        (40_000, {"tools": [{"type": "web_search"}]}, 40_000),
+        (None, {"tools": [{"type": "web_search"}]}, None),
+        (None, {"tools": [{"type": "mcp", "server_url": "https://mcp.example"}]}, None),
+        (None, {"web_search_options": {}}, None),
+        (None, {"tools": [{"type": "function", "function": {"name": "web_search"}}]}, 0),
+    ],
+)
+async def test_tools_that_a_provider_runs_itself_are_bounded_only_by_what_its_operator_says(
+    most: int | None, more: dict[str, Any], bounded: int | None
+) -> None:
+    async with ProviderFake() as fake:
+        ledger = Asking()
+        at = provider(fake.url, server_tools_tokens_max=most)
+        fake.replies({"id": "c", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+        async with SmallWorld([deployment(at)], ledger=ledger) as gw:
+            body = {"model": "m", "messages": turn("look it up"), **more}
+            async with gw.http.post(CHAT, json=body) as answer:
+                await answer.read()
+            await gw.settled()
+    ((ask, _),) = ledger.asked
+    size = len(json.dumps(body).encode())
+    assert (
+        ask.input_tokens is None
+        if bounded is None
+        else bounded <= (ask.input_tokens or -1) < bounded + 2 * size
+    )
+
+
+async def test_a_refusal_for_a_providers_own_tool_names_the_tools() -> None:
+    async with ProviderFake() as fake:
+        ledger = Asking()
+        ledger.refuse = Refused("team:a", 10, 0, 0, None)
+        at = provider(fake.url, server_tools_tokens_max=None)
+        async with SmallWorld([deployment(at)], ledger=ledger) as gw:
+            body = {"model": "m", "messages": turn("look it up"), "tools": [{"type": "web_search"}]}
+            async with gw.http.post(CHAT, json=body) as answer:
+                error = (await answer.json())["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, "tools", "unboundable_request")
+    assert error["message"] == (
+        "this request has no known price or no upper bound, and the team a has a hard budget in dollars; it offers a tool "
+        "that the provider runs itself (as web search), and what such a tool finds is billed as input without a limit: "
+        "switch it off, or have server_tools_tokens_max set for this provider"
+    )
+    assert fake.asked == []
 
 
 async def test_images_have_a_bound_and_files_have_none() -> None:

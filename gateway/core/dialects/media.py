@@ -24,6 +24,8 @@ _SERVED = re.compile(
     rb'"type"\s*:\s*"(?:web_search|web_fetch|file_search|code_interpreter|code_execution|image_generation|mcp|'
     rb'tool_search|advisor|x_search|google_search|live_search)[^"]*"'
 )
+#: The same as members of a request: OpenAI's search models, OpenRouter, Anthropic, xAI (2026-11).
+_SERVED_MEMBERS = frozenset({"web_search_options", "plugins", "mcp_servers", "search_parameters"})
 _IMAGES = frozenset({"image", "image_url", "input_image", "computer_screenshot"})
 #: A page or a second of these weighs what only the provider knows; a reference stands for text that is not here.
 _OPAQUE = frozenset(
@@ -149,6 +151,8 @@ def of(facts: Facts) -> Media:
 
 def server_tools(facts: Facts) -> bool:
     """Whether a request offers tools that the provider runs by itself: what it bills then has no bound in the request."""
+    if not _SERVED_MEMBERS.isdisjoint(facts.spans.members):
+        return True
     segments = facts.segments
     if not facts.tool_count or segments[0].kind != "tools":
         return False
