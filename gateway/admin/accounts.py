@@ -11,7 +11,7 @@ from gateway.admin.call import Call, Json, Reply, etag_of
 from gateway.admin.ports import TeamRow
 from gateway.admin.problems import invalid
 from gateway.admin.route import PAGED, Route, choice, text
-from gateway.admin.schemas import KeyIn, TeamIn
+from gateway.admin.schemas import KeyIn, KeysIn, TeamIn
 from gateway.admin.shown import (
     AdminKeyCreated,
     AdminKeyOut,
@@ -145,27 +145,51 @@ async def create_key(call: Call) -> Reply:
 
 
 async def new_key(call: Call, wanted: KeyIn) -> Reply:
-    budget = None if wanted.budget is None else wanted.budget.rule()
-
     def again(body: Json, once: Once) -> Json:
         secret = secrets.secret_text(once.secret_bytes(call.deps.pepper))
         return {"key": secrets.key_text(body["key_id"], secret)}
 
     return await call.change(
-        lambda it: it.create_key(
-            name=wanted.name,
-            team_id=wanted.team,
-            models=frozenset(wanted.models),
-            limit=wanted.limits.rate_limit(),
-            expires_at_ms=wanted.expires_at,
-            labels=wanted.labels,
-            budget=budget,
-        ),
+        lambda it: it.create_key(**_wanted(wanted)),
         lambda made: _key(made[0]),
         status=201,
         secret=lambda made: {"key": made[1]},
         again=again,
     )
+
+
+async def create_keys(call: Call) -> Reply:
+    """Many at once, all or none; the error names the one that cannot be."""
+    wanted = KeysIn.model_validate(call.body).keys
+    for n, key in enumerate(wanted):
+        refuse_unknown_models(call, key.models, f"keys.{n}.models")
+
+    def again(body: Json, once: Once) -> Json:
+        texts = [
+            secrets.secret_text(once.secret_bytes(call.deps.pepper, n)) for n in range(len(body["data"]))
+        ]
+        rows = zip(body["data"], texts, strict=True)
+        return {"data": [{**row, "key": secrets.key_text(row["key_id"], text)} for row, text in rows]}
+
+    return await call.change(
+        lambda it: it.create_keys([_wanted(key) for key in wanted]),
+        lambda made: {"data": [_key(record) for record, _ in made]},
+        status=201,
+        secret=lambda made: {"data": [{**_key(record), "key": text} for record, text in made]},
+        again=again,
+    )
+
+
+def _wanted(key: KeyIn) -> dict[str, Any]:
+    return {
+        "name": key.name,
+        "team_id": key.team,
+        "models": frozenset(key.models),
+        "limit": key.limits.rate_limit(),
+        "expires_at_ms": key.expires_at,
+        "labels": key.labels,
+        "budget": None if key.budget is None else key.budget.rule(),
+    }
 
 
 async def get_key(call: Call) -> Reply:
@@ -202,13 +226,13 @@ async def revoke_key(call: Call) -> Reply:
     return await call.change(lambda it: it.revoke_key(call.path["key_id"], expect), _key)
 
 
-def refuse_unknown_models(call: Call, models: Sequence[str]) -> None:
+def refuse_unknown_models(call: Call, models: Sequence[str], field: str = "models") -> None:
     """A mistyped name would make a key that can call nothing, or less than was meant."""
     catalog = call.deps.catalog()
     known = {*catalog.by_model, *(tier.value for tier in catalog.by_tier), "auto"}
     for index, model in enumerate(models):
         if model not in known:
-            raise invalid(f"models.{index}", f"there is no model {model!r} in the catalog")
+            raise invalid(f"{field}.{index}", f"there is no model {model!r} in the catalog")
 
 
 # --- admin keys -----------------------------------------------------------------------------------------------
@@ -289,6 +313,7 @@ ROUTES = (
     Route("DELETE", "/teams/{team_id}", delete_team, Right.CHANGE, "teams", TeamOut, once=True, tagged=True),
     Route("GET", "/keys", list_keys, Right.READ, "keys", KeyOut, params=(*_KEY_FILTERS, *PAGED), listed=True),
     Route("POST", "/keys", create_key, Right.CHANGE_IN_TEAM, "keys", KeyCreated, KeyIn, status=201, once=True),
+    Route("POST", "/keys/bulk", create_keys, Right.CHANGE_IN_TEAM, "keys", body=KeysIn, status=201, once=True),
     Route("GET", "/keys/{key_id}", get_key, Right.READ, "keys", KeyOut, tagged=True),
     Route("PATCH", "/keys/{key_id}", change_key, Right.CHANGE_IN_TEAM, "keys", KeyOut, KeyPatch, once=True, tagged=True),
     Route("DELETE", "/keys/{key_id}", revoke_key, Right.CHANGE_IN_TEAM, "keys", KeyOut, once=True, tagged=True),

@@ -161,6 +161,10 @@ class KeyIn(In):
     budget: BudgetAmount | None = None
 
 
+class KeysIn(In):
+    keys: Annotated[list[KeyIn], Field(min_length=1, max_length=200)]
+
+
 class BudgetIn(BudgetAmount):
     """A raise of one that is there needs a `reason`; a limit below what is spent and held needs `below_spent`."""
 

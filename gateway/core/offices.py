@@ -151,8 +151,10 @@ class Once:
     def key_digest(self) -> bytes:
         return hashlib.sha256(f"{self.actor}\0{self.key}".encode()).digest()
 
-    def secret_bytes(self, pepper: bytes) -> bytes:
-        seed = b"\0".join((b"tollhouse once", self.actor.encode(), self.key.encode(), self.request_digest))
+    def secret_bytes(self, pepper: bytes, number: int = 0) -> bytes:
+        """Of the so manieth key that the request makes."""
+        parts = (b"tollhouse once", str(number).encode(), self.actor.encode(), self.key.encode())
+        seed = b"\0".join((*parts, self.request_digest))
         return hmac.digest(pepper, seed, hashlib.sha256)
 
 

@@ -130,6 +130,30 @@ class Registry:
             partial(registry_accounts.create_key, self._actor, self._reach, self._pepper, new, self._secret())
         )
 
+    async def create_keys(self, wanted: Sequence[Mapping[str, Any]]) -> list[tuple[KeyRecord, str]]:
+        """As `create_key` for each, all or nothing. `InvalidRequest` names the place of the one that cannot be."""
+        new = [
+            NewKey(**{**w, "budget": None if w["budget"] is None else rule_of(**w["budget"])}) for w in wanted
+        ]
+
+        def tx() -> Tx[list[tuple[KeyRecord, str]]]:
+            made = []
+            for n, key in enumerate(new):
+                secret = None if self._once is None else self._once.secret_bytes(self._pepper, n)
+                try:
+                    made.append(
+                        (
+                            yield from registry_accounts.create_key(
+                                self._actor, self._reach, self._pepper, key, secret
+                            )
+                        )
+                    )
+                except InvalidRequest as error:
+                    raise InvalidRequest(error.message, param=f"keys.{n}.{error.param}") from None
+            return made
+
+        return await self._write(tx)
+
     async def change_key(self, key_id: str, change: Callable[[KeyRecord], KeyRecord]) -> KeyRecord:
         return await self._write(
             partial(registry_accounts.change_key, self._actor, self._reach, key_id, change)

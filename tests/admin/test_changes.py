@@ -238,3 +238,25 @@ async def test_lists_come_in_pages_that_go_on_where_the_last_one_ended(on: Offic
     ):
         status, problem = await on.ask("GET", path)
         assert (status, problem["errors"][0]["field"]) == (422, "cursor"), path
+
+
+async def test_many_keys_are_made_or_none(on: Office) -> None:
+    rows = [{"name": f"k{n}", "budget": {"limit_usd": "1"}} for n in range(5)]
+    for wrong, field in (
+        ({"name": "x", "team": "nobody"}, "keys.3.team"),
+        ({"name": "x", "models": ["gpt-0"]}, "keys.3.models.0"),
+        ({"name": ""}, "keys.3.name"),
+        ({"name": "x", "budget": {"limit_usd": "1", "window": "fortnight"}}, "keys.3.budget.window"),
+    ):
+        status, problem = await on.ask("POST", "/keys/bulk", {"keys": [*rows[:3], wrong, *rows[3:]]})
+        assert (status in (400, 422), problem["errors"][0]["field"]) == (True, field)
+    assert await on.rows("SELECT count(*) FROM virtual_key") == [(0,)]
+    assert await on.rows("SELECT count(*) FROM budget") == [(0,)]
+
+    status, made, _ = await on.told("POST", "/keys/bulk", {"keys": rows}, headers=once("many"))
+    assert (status, [row["name"] for row in made["data"]]) == (201, ["k0", "k1", "k2", "k3", "k4"])
+    assert (await on.told("POST", "/keys/bulk", {"keys": rows}, headers=once("many")))[1] == made
+    texts = dict(secrets.parse_key(row["key"]) or ("", "") for row in made["data"])
+    stored = await on.rows("SELECT key_id, secret_hmac FROM virtual_key")
+    assert dict(stored) == {key_id: secrets.hmac_of(PEPPER, secret) for key_id, secret in texts.items()}
+    assert len(set(texts.values())) == 5

@@ -102,6 +102,7 @@ def body(route: Route, at: Side) -> Any:
         return None
     return {
         "/keys": {"name": "new", "team": at.team_id},
+        "/keys/bulk": {"keys": [{"name": "new", "team": at.team_id}]},
         "/budgets": {"scope": f"key:{at.key_id}", "limit_usd": "5", "window": "week"},
         "/budgets/{budget_id}": {"limit_usd": "8"},
         "/keys/{key_id}": {"name": "renamed"},
