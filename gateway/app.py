@@ -26,7 +26,7 @@ from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import is_refusal
 from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.edge.server import Done, Edge, EdgeOptions
-from gateway.gauges import add_gauges
+from gateway.gauges import add_gauges, add_ledger_gauges
 from gateway.jobs import reaper as reaping
 from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
@@ -200,6 +200,7 @@ class App:
             stack.callback(self._tracing.close)
         world = self._world(keys, upstream, pepper, *await self._shared())
         add_gauges(self.metrics, world)
+        add_ledger_gauges(self.metrics, self.ledger)
         await self._start_admin(world, pepper)
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)

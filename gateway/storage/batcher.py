@@ -41,6 +41,15 @@ class Batcher(Generic[Item, Answer]):
         #: flights that still look at the queue; a task stays in `_flights` for a moment longer
         self._taking = 0
 
+    @property
+    def waiting(self) -> int:
+        """Items that are in no flight yet."""
+        return len(self._queue)
+
+    @property
+    def flying(self) -> int:
+        return len(self._flights)
+
     def submit(self, item: Item) -> asyncio.Future[Answer]:
         """A future of the answer. An item whose future is cancelled before its flight starts is left out."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

@@ -48,17 +48,25 @@ class Journal:
             if (m := _SEGMENT.fullmatch(path.name)) and m[1] == self._replica_id
         )
         self._next = 1 + max((int(p.name.split(".")[-2]) for p in self._segments), default=0)
+        self._appended: dict[Path, int] = {}  # by this run, to each segment
 
     @property
     def pending(self) -> bool:
         """True while anything waits for replay."""
         return bool(self._segments)
 
+    @property
+    def records(self) -> int:
+        """How many that this run appended wait for replay; those of former runs are posted before a ledger opens."""
+        return sum(self._appended.values())
+
     async def append(self, endings: Sequence[Ending]) -> None:
         """Durable when it returns; one fsync for all. Raises OSError if the disk does not take it."""
         frames = b"".join(_frame(e) for e in endings)
         async with self._lock:
             await asyncio.to_thread(self._append, frames)
+            segment = self._segments[-1]
+            self._appended[segment] = self._appended.get(segment, 0) + len(endings)
 
     async def close_segment(self) -> list[Path]:
         """End the segment being written, and return all that wait for replay, oldest first."""
@@ -129,6 +137,7 @@ class Journal:
         self._kept.adopt(segment)
         _sync_directory(self._directory)
         self._segments.remove(segment)
+        self._appended.pop(segment, None)
 
 
 def read_segment(path: Path) -> list[Ending]:

@@ -145,6 +145,19 @@ class SqlLedger:
         """False while the last thing that the store was asked for failed, or the journal's disk does."""
         return self._failed_at == float("-inf") and not self._adrift
 
+    @property
+    def journal_records(self) -> int:
+        """Settlements that wait for the store, on disk or, if the disk fails as well, in memory."""
+        return self._journal.records + len(self._adrift)
+
+    def queues(self) -> dict[tuple[str, ...], float]:
+        """(batcher, "waiting" or "flights") -> items that wait, and transactions under way."""
+        return {
+            (name, what): float(count)
+            for name, batcher in (("admit", self._admissions), ("settle", self._settlements))
+            for what, count in (("waiting", batcher.waiting), ("flights", batcher.flying))
+        }
+
     # --- ports.Ledger ----------------------------------------------------------------------------------
 
     async def reserve(

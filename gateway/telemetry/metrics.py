@@ -35,6 +35,25 @@ def _counter(
     return Counter(name, text, labels, open_labels=open_labels, max_series=max_series, as_text=as_text)
 
 
+def _cost_counters(counter: Callable[..., Counter], labels: Labels) -> tuple[Counter, Counter, Counter]:
+    """Charged, without caches, and charged by client: one more label on the first two would multiply their series."""
+    return (
+        counter("tollhouse_cost_usd_total", "Cost charged to the ledger.", labels, usd_text),
+        counter(
+            "tollhouse_list_cost_usd_total",
+            "What the same tokens would have cost without any cache.",
+            labels,
+            usd_text,
+        ),
+        counter(
+            "tollhouse_client_cost_usd_total",
+            "The same cost by the kind of agent that asked.",
+            ("client",),
+            usd_text,
+        ),
+    )
+
+
 def _cache_counters(counter: Callable[..., Counter], labels: Labels) -> tuple[Counter, Counter]:
     """Misses, and what they cost."""
     return (
@@ -102,13 +121,7 @@ class Metrics:
             "tollhouse_ledger_entries_total", "Terminal ledger entries, one per attempt.", ("kind", "quality")
         )
         self._tokens = counter("tollhouse_tokens_total", "Tokens by billing class.", ("class", *spend))
-        self._cost = counter("tollhouse_cost_usd_total", "Cost charged to the ledger.", spend, usd_text)
-        self._list_cost = counter(
-            "tollhouse_list_cost_usd_total",
-            "What the same tokens would have cost without any cache.",
-            spend,
-            usd_text,
-        )
+        self._cost, self._list_cost, self._client_cost = _cost_counters(counter, spend)
         self._misses, self._lost = _cache_counters(counter, ("cause", *spend))
         self._refusals = counter("tollhouse_refusals_total", "Requests refused before spending.", ("kind",))
         self._breakers = counter(
@@ -127,6 +140,7 @@ class Metrics:
             self._tokens,
             self._cost,
             self._list_cost,
+            self._client_cost,
             self._misses,
             self._lost,
             self._refusals,
@@ -217,6 +231,7 @@ class Metrics:
         # A call that cost nothing still makes its series: rate() needs the zero to start from.
         self._cost.add((model, provider, team), outcome.cost_nano_usd)
         self._list_cost.add((model, provider, team), outcome.list_cost_nano_usd)
+        self._client_cost.add((attempt.client or "unknown",), outcome.cost_nano_usd)
         if outcome.miss is not None:
             cause = outcome.miss.cause.value
             self._misses.add((cause, model, provider, team))

@@ -113,10 +113,13 @@ async def test_an_outage_of_postgres_loses_no_entry_and_admits_nothing(
         with pytest.raises(Unavailable):
             await ledger.snapshot(TEAM)
         assert len(files(tmp_path)) == 1
+        assert ledger.journal_records == 2
 
         own_postgres.start()
         await ledger.replay()
         assert files(tmp_path) == []
+        assert ledger.journal_records == 0
+        assert set(ledger.queues().values()) == {0.0}
         assert ledger.available
         assert await ledger.settle(a, outcome(70)) is Settled.ALREADY
         assert await reserve(ledger, attempt(), 930) == granted(930, 0, TEAM, step=3)

@@ -64,6 +64,9 @@ def test_one_request_shows_in_every_family() -> None:
     assert lines(metrics, "tollhouse_list_cost_usd_total") == [
         'tollhouse_list_cost_usd_total{model="large",provider="acme",team="core"} 0.0753'
     ]
+    assert lines(metrics, "tollhouse_client_cost_usd_total") == [
+        'tollhouse_client_cost_usd_total{client="claude-code"} 0.03765'
+    ]
     assert lines(metrics, "tollhouse_refusals_total") == [
         'tollhouse_refusals_total{kind="budget_exceeded"} 1'
     ]
