@@ -129,6 +129,9 @@ def admit(
     links = yield from _read_links(new, parents, careful)
     above = _lines(new, parents, links)
     by_scope = yield from _lock_budgets(new, above, budgeted, task_limit, now_ms)
+    if links and by_scope:
+        # A task above may have been ended while the locks were waited for: its slice is given back by now.
+        links = yield from lines.again(links)
     states = (yield from _read_states(new)) if careful else {}
 
     books = _Books(by_scope, above, now_ms)

@@ -59,6 +59,12 @@ def links(task_ids: Iterable[str]) -> Tx[dict[str, Link]]:
     return found
 
 
+def again(found: Mapping[str, Link]) -> Tx[dict[str, Link]]:
+    """The same rows as they are now: once budgets are locked, an end of a task that they belong to has happened or waits."""
+    rows = yield Fetch(_LINKS, (sorted(found),))
+    return {task_id: Link(above_of(parent, source), state) for task_id, parent, source, state in rows}
+
+
 def line_of(task_id: str, named: Iterable[str | None], found: Mapping[str, Link]) -> Line:
     """`named`: parents that are known without the task's row. Clients may name tasks in a circle, which ends a line."""
     above: list[str] = []
