@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from gateway.core.budget import Budget
-from gateway.core.entry import Attempt, Granted, Kind, Refused, Unit
+from gateway.core.entry import Amounts, Attempt, Granted, Kind, Refused, Unit
 from gateway.storage import reports
 from gateway.storage.accounts import Accounts, Team
+from gateway.storage.admission import Admitted, Ask, admit
 from gateway.storage.database import Database
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.lines import LEVELS_MAX, Line, Link, line_of
 from gateway.storage.tasks import Tasks, Wanted
+from gateway.storage.transact import Fetch, Tx
 from tests.storage.worlds import attempt, opened, outcome, reserve
 
 
@@ -145,6 +148,36 @@ async def test_below_a_task_that_was_stopped_nothing_new_begins(it: World) -> No
     await Tasks(it.database, actor="test", pepper=b"pepper").pause("p", "look at it first")
     stopped = Refused("task:p", 0, 0, 0, None, state="paused_admin")
     assert await it.hold("new", "p", 1) == stopped
+
+
+async def test_below_a_task_that_ends_while_its_budgets_are_waited_for_nothing_begins(it: World) -> None:
+    """Its slice is given back by then, so what a child held in it would be nowhere above."""
+    key, _ = await it.accounts.create_key(pepper=b"pepper", name="ci")
+    tasks = Tasks(it.database, actor="test", pepper=b"pepper")
+    root = (await tasks.create_task(key, Wanted("root", {Unit.USD: 1_000}))).task.task_id
+    part = (await tasks.create_task(key, Wanted("part", {Unit.USD: 300}), root)).task.task_id
+    amounts = Amounts(100, 1, 1)
+    ask = Ask(attempt(task_id="sub", parent_task_id=part), (f"task:{part}", "task:sub"), amounts, amounts)
+
+    def admitted_late() -> Tx[Admitted]:
+        """The task ends right after the admission has looked at it, before it has the locks."""
+        under_way = admit([ask], it.ledger._lease, None, None, {}, False)
+        step, ended = next(under_way), False
+        while True:
+            rows = yield step
+            if not ended and isinstance(step, Fetch) and "source, state FROM task" in step.sql.postgres:
+                ended = True
+                yield from tasks._end(part, "")
+            try:
+                step = under_way.send(rows)
+            except StopIteration as stop:
+                assert ended
+                return cast(Admitted, stop.value)
+
+    (answer,) = (await it.database.write(admitted_late)).answers
+    assert isinstance(answer, Refused)
+    assert (answer.scope, answer.state) == (f"task:{part}", "done")
+    assert await it.held(root, part) == [(0, 0), (0, 0)]
 
 
 async def test_a_hold_that_the_store_lost_is_posted_all_the_way_up(it: World) -> None:
