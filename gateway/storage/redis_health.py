@@ -53,7 +53,8 @@ class RedisHealth:
         self._now_ms, self._monotonic = now_ms, monotonic
         self._every_s = every_s
         self._said: dict[str, Shared] = {}  # by this process
-        self._heard: dict[str, int] = {}  # when the last word that was heard of a subject was said
+        #: the last word that was heard of a subject, and when it was said: two may be said in one millisecond
+        self._heard: dict[str, tuple[int, bytes]] = {}
         self._line = RedisLine(
             url, (_PUT, _ALL), timeout_s=TIMEOUT_S, without="each process finds out by itself who is well"
         )
@@ -95,9 +96,10 @@ class RedisHealth:
         for name_raw, packed in zip(flat[::2], flat[1::2], strict=True):
             name = name_raw.decode()
             at_ms, who, word_raw = _said.decode(packed)
-            if at_ms <= self._heard.get(name, 0):
+            heard_ms, heard = self._heard.get(name, (0, b""))
+            if at_ms < heard_ms or packed == heard:
                 continue
-            self._heard[name] = at_ms
+            self._heard[name] = at_ms, packed
             if who == self._own:
                 continue
             word = Shared(*_shared.decode(word_raw))
