@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench bench-replay faults simulate crash herd refusals test-vllm fmt types lock prices clean
+.PHONY: help run test check demo bench bench-replay dashboards faults simulate crash herd refusals test-vllm fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -75,6 +75,9 @@ bench-replay: $(VENV)/dev.stamp ## replay recorded agents (needs ../shared) agai
 
 prices: $(VENV)/dev.stamp ## regenerate config/prices.yaml from two maintained sources
 	@$(BIN)/python config/build_prices.py
+
+dashboards: $(VENV)/dev.stamp ## write Grafana's dashboards and the PrometheusRule out of config/dashboards and config/prometheus
+	@$(BIN)/python -m config.dashboards.build
 
 # Releases younger than 30 days stay out; see docs/architecture.md, Dependencies.
 LOCK_BEFORE ?= $(shell date -u -d '30 days ago' +%Y-%m-%dT00:00:00Z)
