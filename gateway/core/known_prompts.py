@@ -245,9 +245,11 @@ class KnownPrompts:
             tokens = max(tokens, seen.tokens)
         self._put(key, _Seen(tokens, size - prompt.bytes_after(n), found.images, found.image_bytes, True))
 
-    def distrust(self, deployment: str) -> None:
-        """It billed more than its bound: from now on only bytes bound what goes there."""
+    def distrust(self, deployment: str) -> bool:
+        """It billed more than its bound: from now on only bytes bound what goes there. False if that was so before."""
+        known = deployment in self._distrusted
         self._distrusted.add(deployment)
+        return not known
 
     def _get(self, key: _Key) -> _Seen | None:
         return self._young.get(key) or self._old.get(key)

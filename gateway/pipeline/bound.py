@@ -55,8 +55,8 @@ def learn(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None
         world.outputs.note(asker(x), usage.output // x.facts.n)
     if x.input_bound is not None and usage.input_total > x.input_bound:
         # What a provider's own tools bring (web search) is in no request, and says nothing about its tokens.
-        if not media.server_tools(x.facts):
-            world.known_prompts.distrust(attempt.deployment)
+        # Told once; the ledger tells of each.
+        if not media.server_tools(x.facts) and world.known_prompts.distrust(attempt.deployment):
             _log.error(
                 "%s billed %d input tokens for attempt %s, whose bound was %d; from now on only bytes bound what goes there",
                 *(attempt.deployment, usage.input_total, attempt.attempt_id, x.input_bound),
