@@ -102,7 +102,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         "fieldConfig": {
             "defaults": {
                 "unit": panel.unit,
-                "min": None if panel.below_zero else 0,
+                "min": None if panel.below_zero or stat else 0,
                 "custom": {} if stat else custom,
                 "thresholds": _thresholds(panel),
             },

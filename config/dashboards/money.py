@@ -58,9 +58,10 @@ WHERE u.hour_ms >= $__from AND u.hour_ms < $__to
 GROUP BY u.key_id, k.name, u.team_id, u.client ORDER BY "Cost" DESC LIMIT 50"""
 
 _COST, _LIST = "tollhouse_cost_usd_total", "tollhouse_list_cost_usd_total"
+#: What was not read, from 1: a model that reads nothing has no series of reads, and must show as 0.
 _READ_SHARE = (
-    'sum(rate(tollhouse_tokens_total{{class="cache_read"}}{0}))'
-    ' / sum(rate(tollhouse_tokens_total{{class!="output"}}{0}))'
+    '1 - sum{by}(rate(tollhouse_tokens_total{{class=~"input_uncached|cache_write_.*"}}{window}))'
+    ' / sum{by}(rate(tollhouse_tokens_total{{class!="output"}}{window}))'
 )
 
 MONEY = Dashboard(
@@ -88,14 +89,14 @@ MONEY = Dashboard(
                     "Lost to changed prompts",
                     "What calls cost more than they would have, had they read all that a provider's cache could have held.",
                     "currencyUSD",
-                    "sum(increase(tollhouse_cache_lost_usd_total[$__range]))",
+                    "sum(increase(tollhouse_cache_lost_usd_total[$__range])) or vector(0)",
                     (YELLOW,),
                 ),
                 stat(
                     "Input read from cache",
                     "Share of input tokens that providers read from their caches.",
                     "percentunit",
-                    _READ_SHARE.format("[$__range]"),
+                    _READ_SHARE.format(by=" ", window="[$__range]"),
                     (RED, YELLOW, GREEN),
                     (0.3, 0.6),
                 ),
@@ -103,7 +104,7 @@ MONEY = Dashboard(
                     "Refused by budgets",
                     "Requests refused because a budget would not have held them.",
                     "short",
-                    'sum(increase(tollhouse_refusals_total{kind="budget_exceeded"}[$__range]))',
+                    'sum(increase(tollhouse_refusals_total{kind="budget_exceeded"}[$__range])) or vector(0)',
                 ),
                 stat(
                     "Spending now",
@@ -163,11 +164,7 @@ MONEY = Dashboard(
                     "Share of input tokens that providers read from their caches.",
                     "percentunit",
                     [
-                        Query(
-                            f'sum by (model) (rate(tollhouse_tokens_total{{class="cache_read"}}{RATE}))'
-                            f' / sum by (model) (rate(tollhouse_tokens_total{{class!="output"}}{RATE}))',
-                            "{{model}}",
-                        )
+                        Query(_READ_SHARE.format(by=" by (model) ", window=RATE), "{{model}}"),
                     ],
                 ),
                 by(
