@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import yaml
 
@@ -192,3 +193,50 @@ async def test_every_table_reads_the_real_schema(postgres_url: str) -> None:
     assert [float(row["Cost"]) for row in tables["Keys that spend most"]] == [spent_usd]
     assert tables["Open holds"] == []
     assert [row["Replica"] for row in tables["Replicas"]] == ["test"]
+
+
+async def test_the_table_of_budgets_counts_windows_as_the_ledger_does(postgres_url: str) -> None:
+    usd, day_ms = 1_000_000_000, 86_400_000
+    async with running(postgres_url) as gw:
+        accounts = Accounts(gw.app.database, actor="test")
+        now_ms = gw.app.clock.now_ms()
+        for window in ("30d", "day", "lifetime"):
+            await accounts.set_budget("team:default", 10 * usd, window=window)
+        store = await asyncpg.connect(postgres_url)
+        try:
+            (rolling,) = (b for b in await gw.app.ledger.snapshot("team:default") if b.window == "30d")
+            await store.execute("UPDATE budget SET posted_amount = $1, held_amount = $2", 3 * usd, 1 * usd)
+            await store.execute(
+                "UPDATE budget SET window_end_ms = window_start_ms + 1 WHERE \"window\" = 'day'"
+            )
+            await store.execute(
+                "UPDATE budget SET override_limit_amount = $1, override_until_ms = $2 WHERE \"window\" = 'lifetime'",
+                8 * usd,
+                now_ms + day_ms,
+            )
+            for days_ago in (10, 40):
+                await store.execute(
+                    "INSERT INTO budget_closed (budget_id, window_start_ms, window_end_ms, scope, limit_amount,"
+                    " posted_amount, held_amount) VALUES ($1, $2::bigint, $2::bigint + 1, 'team:default', 0, $3, $4)",
+                    rolling.budget_id,
+                    now_ms - days_ago * day_ms,
+                    2 * usd,
+                    1 * usd,
+                )
+        finally:
+            await store.close()
+        (table,) = (p for p in panels() if p["title"] == "Budgets near their end")
+        shown = {
+            row["Window"]: tuple(float(row[name]) for name in ("Spent", "Held", "Limit", "Used"))
+            for row in await rows(gw.app.database, table["targets"][0]["rawSql"])
+        }
+        counted = {
+            b.window: (b.spent / usd, b.reserved / usd, b.limit / usd, 100 * (b.spent + b.reserved) / b.limit)
+            for b in await gw.app.ledger.snapshot("team:default")
+        }
+    assert shown == {
+        "30d": (5.0, 2.0, 10.0, 70.0),
+        "lifetime": (3.0, 1.0, 8.0, 50.0),
+        "day": (0.0, 0.0, 10.0, 0.0),
+    }
+    assert shown == counted
