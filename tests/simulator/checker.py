@@ -158,7 +158,26 @@ class Checker:
             del self._landed[task]
         for task, parent in view.named_parents(self._store):
             self._parents.setdefault(task, (parent, self._store.counts.commits))
-        self._states.append(_State(now_ms, self._rooms(windows, now_ms)))
+        rooms = self._rooms(windows, now_ms)
+        if holds:
+            rooms += self._rooms_decided_on(rooms, session.began_ms)
+        self._states.append(_State(now_ms, rooms))
+
+    def _rooms_decided_on(self, rooms: Sequence[_Room], began_ms: int) -> list[_Room]:
+        """What was left while a batch was decided, with its own holds taken: earlier buckets of a rolling window are read
+        without a lock, and may have been given back before the batch is committed.
+        """
+        before, after = _tightest(self._states[-1].rooms), _tightest(rooms)
+        seen: dict[tuple[str, str], int] = {}
+        for state in reversed(self._states):
+            for budget, room in _tightest(state.rooms).items():
+                seen[budget] = min(room, seen.get(budget, room))
+            if state.at_ms < began_ms:
+                break
+        taken = {budget: before[budget] - room for budget, room in after.items() if budget in before}
+        return [
+            _Room(*budget, seen[budget] - amount, began_ms) for budget, amount in taken.items() if amount > 0
+        ]
 
     def _lease(self, replica_id: str, lease: _Lease, now_ms: int) -> None:
         known = self._leases[replica_id]
@@ -463,6 +482,13 @@ def _window_start(w: Window, at_ms: int) -> int | None:
         offset_ms = 5 * _HOUR_MS + _HOUR_MS // 2 if w.zone == "Asia/Kolkata" else 0
         return (at_ms + offset_ms) // (24 * _HOUR_MS) * 24 * _HOUR_MS - offset_ms
     return None
+
+
+def _tightest(rooms: Iterable[_Room]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for scope, unit, room, _ in rooms:
+        found[scope, unit] = min(room, found.get((scope, unit), room))
+    return found
 
 
 def summary(violations: Sequence[Violation]) -> str:
