@@ -61,6 +61,7 @@ class _Account:
     error: str = ""
     corrections: list[str] = field(default_factory=list)
     net: Amounts = NOTHING
+    posted_ms: float = float("-inf")  # of the last entry
 
 
 class _Room(NamedTuple):
@@ -192,6 +193,7 @@ class Checker:
         account = self._accounts[a]
         self._add(self._posted, entry.places, entry.amounts, 1)
         account.net = _sum(account.net, entry.amounts)
+        account.posted_ms = now_ms
         if entry.kind == "correct":
             self.corrected += 1
             account.corrections.append(entry.quality)
@@ -288,7 +290,7 @@ class Checker:
             if not hold.amounts[unit]:
                 continue
             at_ms = max(hold.created_ms, place[1])
-            within = self._counted(place[0], unit, w, at_ms)
+            within = self._counted(place[0], unit, w, at_ms, since_ms=session.began_ms)
             if within > w.limit(hold.created_ms):
                 self.violated(
                     "I1",
@@ -328,15 +330,29 @@ class Checker:
             level = {known.get(t) for t in level}
         return {f"task:{t}" for t in above}
 
-    def _counted(self, budget_id: str, unit: int, w: Window, at_ms: int, up_to_hold: bool = False) -> int:
-        """What is posted and held in the window as it is at that time, attempt by attempt."""
+    def _counted(
+        self,
+        budget_id: str,
+        unit: int,
+        w: Window,
+        at_ms: int,
+        up_to_hold: bool = False,
+        since_ms: float = float("inf"),
+    ) -> int:
+        """What is posted and held in the window as it is at that time, attempt by attempt.
+
+        `since_ms`: what was posted above its hold since then counts up to it. Earlier buckets of a rolling window are not
+        locked, so who admits need not have seen it: it comes after the admission as well as before.
+        """
         from_ms = at_ms - _rolling_ms(w) if _rolling_ms(w) else _window_start(w, at_ms)
         assert from_ms is not None
         total = 0
         for when_ms, attempt_id in self._admitted[budget_id]:
             if from_ms < when_ms <= at_ms if _rolling_ms(w) else from_ms <= when_ms:
-                amount, held = self._amount(attempt_id)[unit], self._accounts[attempt_id].hold
-                total += min(amount, held.amounts[unit]) if up_to_hold and held else amount
+                amount, account = self._amount(attempt_id)[unit], self._accounts[attempt_id]
+                late = _rolling_ms(w) and account.posted_ms >= since_ms
+                held = account.hold if up_to_hold or late else None
+                total += min(amount, held.amounts[unit]) if held else amount
         return total
 
     def _amount(self, attempt_id: str) -> Amounts:
