@@ -22,6 +22,7 @@ import msgspec
 import xxhash
 
 from gateway.core.dialects.facts import Segment, Segments
+from gateway.core.generations import Generations
 
 #: A request that equals a known one whole is its retry within this time. Later, if the known one is the first
 #: request of its task, it is a second run with the same opening.
@@ -68,7 +69,7 @@ def _extended(links: tuple[bytes, ...], segments: Sequence[Segment]) -> tuple[by
     before = added[-1] if added else b""
     for i in range(len(added), len(segments)):
         segment = segments[i]
-        before = xxhash.xxh3_128_digest(b"".join((before, segment.kind.encode(), _DIGESTS.of(segment))))
+        before = xxhash.xxh3_128_digest(b"".join((before, segment.kind.encode(), digest(segment))))
         added.append(before)
     return tuple(added)
 
@@ -107,39 +108,21 @@ class _Chains:
 _CHAINS = _Chains()
 
 
-class _Digests:
-    """The digest of each segment's canonical form, remembered by the hash of its bytes.
-
-    An agent sends its whole history with every step; only what is new has to be looked at. Two generations bound
-    the memory (about 150 bytes a segment), as in `dialects.json_slices.Checked`.
-    """
-
-    #: str hashes are random per process, so nobody outside can construct two segments with one hash
-    _SEED = hash("gateway.core.prefix") & 0xFFFF_FFFF_FFFF_FFFF
-
-    def __init__(self, capacity: int = 32_768) -> None:
-        self._capacity = capacity
-        self._young: dict[int, bytes] = {}
-        self._old: dict[int, bytes] = {}
-
-    def of(self, segment: Segment) -> bytes:
-        key = segment.key or xxhash.xxh3_64_intdigest(segment.raw, self._SEED)
-        return self._young.get(key) or self._look(key, segment)
-
-    def _look(self, key: int, segment: Segment) -> bytes:
-        digest = self._old.get(key) or xxhash.xxh3_128_digest(_canonical(segment.raw.tobytes()))
-        if len(self._young) >= self._capacity:
-            self._old, self._young = self._young, {}
-        self._young[key] = digest
-        return digest
-
-
-_DIGESTS = _Digests()
+#: The digest of each segment's canonical form by the key of its bytes: an agent sends its whole history with every step,
+#: and only what is new has to be looked at. About 150 bytes a segment.
+_DIGESTS: Generations[int, bytes] = Generations(32_768)
+#: str hashes are random per process, so nobody outside can construct two segments with one hash
+_SEED = hash("gateway.core.prefix") & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def digest(segment: Segment) -> bytes:
     """What is in a segment, whatever comes before it: 16 bytes, equal for what clients write in several forms."""
-    return _DIGESTS.of(segment)
+    key = segment.key or xxhash.xxh3_64_intdigest(segment.raw, _SEED)
+    found = _DIGESTS.get(key)
+    if found is None:
+        found = xxhash.xxh3_128_digest(_canonical(segment.raw.tobytes()))
+        _DIGESTS.put(key, found)
+    return found
 
 
 def is_system(segment: Segment) -> bool:

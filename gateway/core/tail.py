@@ -12,7 +12,6 @@ Nothing decoded is kept; what a message says is remembered by the hash of its by
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
 
 import msgspec
 import xxhash
@@ -20,10 +19,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from gateway.core.catalog import Operation
 from gateway.core.dialects.facts import Segment, Segments
+from gateway.core.generations import Generations
 from gateway.core.steady import looks_failed, steady
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 #: Turns that a tail has at most, and how far back they are looked for.
 TURNS_MAX = 8
@@ -376,26 +373,6 @@ def _hash(text: bytes) -> bytes:
     return digest
 
 
-class _Memory(Generic[K, V]):
-    """Two generations of `capacity` entries: what was not asked for during one is forgotten."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._young: dict[K, V] = {}
-        self._old: dict[K, V] = {}
-
-    def get(self, key: K) -> V | None:
-        value = self._young.get(key)
-        if value is None and (value := self._old.get(key)) is not None:
-            self.put(key, value)
-        return value
-
-    def put(self, key: K, value: V) -> None:
-        if len(self._young) >= self._capacity:
-            self._old, self._young = self._young, {}
-        self._young[key] = value
-
-
 class _Reader:
     """What messages of one dialect say, by the hash of their bytes: a step sends all but two of them again."""
 
@@ -404,7 +381,7 @@ class _Reader:
         # same bytes may say different things in two dialects
         self._seed = hash(dialect.value) & 0xFFFF_FFFF_FFFF_FFFF
         self._decode = decode
-        self._memory: _Memory[int, _Piece] = _Memory(16_384)
+        self._memory: Generations[int, _Piece] = Generations(16_384)
 
     def known(self, key: int) -> _Piece | None:
         """What a message of that `Segment.key` says, if one was read lately."""
@@ -435,4 +412,4 @@ _READERS = {
         (Operation.RESPONSES, _responses),
     )
 }
-_turns: _Memory[tuple[bytes | int, ...], Turn] = _Memory(8_192)
+_turns: Generations[tuple[bytes | int, ...], Turn] = Generations(8_192)

@@ -14,6 +14,7 @@ from msgspec import UNSET, Raw, UnsetType
 from gateway.core.catalog import Operation
 from gateway.core.dialects.facts import Segment, Segments, Splice
 from gateway.core.dialects.json_slices import DuplicateMember, Span, members
+from gateway.core.generations import Generations
 
 _ASSISTANT_ITEMS = ("reasoning", "function_call", "custom_tool_call", "web_search_call", "file_search_call")
 #: Block types that take a marker (Anthropic and OpenAI, November 2026); whatever else there is, is left alone.
@@ -76,22 +77,18 @@ _BLOCK = msgspec.json.Decoder(_Block)
 
 
 class Messages:
-    """`Message` by the key of its segment; two generations of `capacity` bound the memory."""
+    """`Message` by the key of its segment."""
 
     def __init__(self, capacity: int = 32_768) -> None:
-        self._capacity = capacity
-        self._young: dict[int, Message] = {}
-        self._old: dict[int, Message] = {}
+        self._memory: Generations[int, Message] = Generations(capacity)
 
     def of(self, segment: Segment) -> Message:
         if not segment.key:
             return read_message(segment.raw.tobytes())
-        found = self._young.get(segment.key)
+        found = self._memory.get(segment.key)
         if found is None:
-            found = self._old.get(segment.key) or read_message(segment.raw.tobytes())
-            if len(self._young) >= self._capacity:
-                self._old, self._young = self._young, {}
-            self._young[segment.key] = found
+            found = read_message(segment.raw.tobytes())
+            self._memory.put(segment.key, found)
         return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.dialects.facts import Facts
+from gateway.core.generations import Generations
 
 #: Content parts of the dialects as documented in 2026-11: OpenAI chat and responses, Anthropic messages, and vLLM's.
 _TYPES = re.compile(
@@ -114,26 +115,18 @@ def _image(part: dict[str, Any]) -> Media:
     return Media(1, 1)
 
 
-class _Weighed:
-    """Remembers what `weigh` said, by the hash of the message; two generations, as `json_slices.Checked`."""
-
-    def __init__(self, capacity: int = 8_192) -> None:
-        self._capacity = capacity
-        self._young: dict[int, Media] = {}
-        self._old: dict[int, Media] = {}
-
-    def of(self, key: int, message: memoryview) -> Media:
-        return self._young.get(key) or self._look(key, message)
-
-    def _look(self, key: int, message: memoryview) -> Media:
-        media = self._old.get(key) or weigh(message)
-        if len(self._young) >= self._capacity:
-            self._old, self._young = self._young, {}
-        self._young[key] = media
-        return media
+#: What `weigh` said, by the key of the segment.
+_WEIGHED: Generations[int, Media] = Generations(8_192)
 
 
-_WEIGHED = _Weighed()
+def _weighed(key: int, message: memoryview) -> Media:
+    if not key:
+        return weigh(message)
+    media = _WEIGHED.get(key)
+    if media is None:
+        media = weigh(message)
+        _WEIGHED.put(key, media)
+    return media
 
 
 def of(facts: Facts) -> Media:
@@ -143,7 +136,7 @@ def of(facts: Facts) -> Media:
     found = NONE
     for segment in facts.segments:
         if segment.kind == "message":
-            seen = _WEIGHED.of(segment.key, segment.raw) if segment.key else weigh(segment.raw)
+            seen = _weighed(segment.key, segment.raw)
             if seen is not NONE:
                 found += seen
     return found
