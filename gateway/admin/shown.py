@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, create_model
 
-from gateway.admin.ports import BreakerRow, MissRow, TaskFacts, TaskRow, TeamRow
+from gateway.admin.ports import MissRow, TeamRow
 from gateway.core.budget import Budget
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Unit
 from gateway.core.identity import KeyRecord
 from gateway.core.money import usd_text
 from gateway.core.offices import AdminKey, AuditEntry, Tenant
+from gateway.core.task_facts import BreakerRow, TaskFacts, TaskRow
 
 
 class Out(BaseModel):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.admin.ports import TaskRow, TeamRow
+from gateway.admin.ports import TeamRow
 from gateway.core.budget import Budget
 from gateway.core.identity import KeyRecord
 from gateway.core.offices import AdminKey, AuditEntry, Page, Reach, Role, Tenant
 from gateway.core.outcomes import Run
+from gateway.core.task_facts import TaskRow
 
 Filters = Mapping[str, Any]
 

@@ -8,7 +8,6 @@ from typing import Any
 from gateway.admin.bodies import TaskIn, TaskPatch, TaskRaise
 from gateway.admin.budgets import raised
 from gateway.admin.call import Call, Json, Reply, etag_of
-from gateway.admin.ports import TaskRow
 from gateway.admin.problems import Problem, invalid
 from gateway.admin.route import PAGED, Param, Route, choice, moment, text, words
 from gateway.admin.schemas import TaskStateIn
@@ -27,6 +26,7 @@ from gateway.core.money import usd_text
 from gateway.core.offices import Once, Right
 from gateway.core.outcomes import Statistics, statistics
 from gateway.core.task import State
+from gateway.core.task_facts import TaskRow
 
 STEPS_MAX = 1_000
 TREE_MAX = 200
