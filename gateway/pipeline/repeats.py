@@ -41,14 +41,15 @@ class Repeats:
         self._told: dict[int, Told] = {}
 
     def find(self, incoming: Incoming, changes: int, now_s: float) -> Told | None:
-        """Costs nothing while nobody is refused."""
+        """Costs nothing where nobody was refused lately: the whole body is hashed to find it."""
+        self._forget(now_s)
         if not self._told:
             return None
         mark = _mark(incoming)
         told = self._told.get(mark)
         if told is None:
             return None
-        if told.changes == changes and now_s < told.until_s:
+        if told.changes == changes:
             return told
         del self._told[mark]
         return None
@@ -62,7 +63,17 @@ class Repeats:
         if len(self._told) >= _MOST:
             self._told.clear()
         kept = None if answer is None else replace(answer, headers=list(answer.headers))
-        self._told[_mark(incoming)] = Told(error, kept, now_s + TTL_S, changes)
+        mark = _mark(incoming)
+        self._told.pop(mark, None)
+        self._told[mark] = Told(error, kept, now_s + TTL_S, changes)
+
+    def _forget(self, now_s: float) -> None:
+        """What was told too long ago: the oldest is first, for all last equally long."""
+        while self._told:
+            mark = next(iter(self._told))
+            if now_s < self._told[mark].until_s:
+                return
+            del self._told[mark]
 
 
 def _mark(incoming: Incoming) -> int:
