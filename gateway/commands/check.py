@@ -11,7 +11,7 @@ from gateway.commands.budgets import when_used_up
 from gateway.commands.opening import told
 from gateway.commands.output import amount, complain, dollars, print_json, print_table, say
 from gateway.commands.prices import per_mtok
-from gateway.core.catalog import Deployment, Wire
+from gateway.core.catalog import Deployment, ReplicaKind, ReplicaSource, Wire
 from gateway.core.prices import PriceRow
 from gateway.core.rules import RuleContext
 from gateway.settings import ConfigError, Settings
@@ -64,6 +64,7 @@ def summary(settings: Settings) -> dict[str, Any]:
                 "aliases": list(d.aliases),
                 "context_tokens": d.context_tokens,
                 "max_output_tokens": d.max_output_tokens,
+                "replicas": asdict(d.replicas) if d.replicas else None,
             }
             for d in settings.catalog.deployments
         ],
@@ -124,7 +125,7 @@ def _print_summary(settings: Settings) -> None:
             [
                 p.name,
                 p.wire,
-                p.base_url or "(started by the gateway)",
+                p.base_url or _URL_OF.get(p.wire, "(of its replicas)"),
                 "yes" if p.credential else "not needed",
             ]
             for p in settings.providers.values()
@@ -146,6 +147,7 @@ def _print_summary(settings: Settings) -> None:
             ]
         )
     print_table(["model", "provider", "tier", "input $/M>", "cached>", "output $/M>", "context>"], rows)
+    _print_replicas(settings)
     if settings.routing.texts:
         print_table(
             ["rule", "when", "tier", "caps"],
@@ -173,3 +175,31 @@ def _print_summary(settings: Settings) -> None:
         print_table(["budget of", "limit>", "window", "when used up"], budgets)
     if settings.demo:
         say("no provider has a key here, so the demo provider answers; set one, for example OPENAI_API_KEY")
+
+
+def where(source: ReplicaSource) -> str:
+    """Where the replicas of a deployment are found, in words."""
+    match source.kind:
+        case ReplicaKind.STATIC:
+            return ", ".join(source.urls)
+        case ReplicaKind.DNS:
+            return f"every address of {source.host}, port {source.port}"
+        case ReplicaKind.KUBERNETES:
+            port = f", port {source.port}" if source.port else ""
+            place = f" in {source.namespace}" if source.namespace else ""
+            return f"endpoints of Service {source.service}{place}{port}"
+
+
+def _print_replicas(settings: Settings) -> None:
+    rows = [
+        [
+            d.name,
+            where(d.replicas),
+            f"{d.replicas.prefill_tokens_per_s:,.0f}" if d.replicas.prefill_tokens_per_s else "not measured",
+            f"{d.replicas.first_token_max_s:g}",
+        ]
+        for d in settings.catalog.deployments
+        if d.replicas is not None
+    ]
+    if rows:
+        print_table(["deployment", "replicas", "prefill tokens/s>", "first token at most s>"], rows)

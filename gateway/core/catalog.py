@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from gateway.core.serving import PLAIN, Serving
+
 
 class Operation(StrEnum):
     """One kind of model call, named by the dialect that asks for it."""
@@ -81,7 +83,8 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Who bills. `base_url` has no trailing slash and ends where `Operation.path` begins (usually in /v1)."""
+    """Who bills. `base_url` has no trailing slash and ends where `Operation.path` begins (usually in /v1); "" if every
+    deployment of it has replicas, which have their own."""
 
     name: str
     wire: Wire
@@ -113,9 +116,47 @@ class Provider:
     total_timeout_s: float = 3600.0
 
 
+class ReplicaKind(StrEnum):
+    """How the addresses of a deployment's replicas are found."""
+
+    STATIC = "static"  # as written
+    DNS = "dns"  # every address of a host name: a headless Service
+    KUBERNETES = "kubernetes"  # the ready endpoints of a Service, asked of the cluster this gateway runs in
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSource:
+    """Where the replicas of a self-hosted deployment are, how they are looked after, and how one is picked.
+
+    A replica's address is its base URL, of the form of `Provider.base_url`. Shipped numbers are those of
+    docs/gpu-tier.md; the rate of prefill belongs to one model on one kind of GPU, so it has none.
+    """
+
+    kind: ReplicaKind
+    urls: tuple[str, ...] = ()  # static: the base URLs
+    host: str = ""  # dns
+    service: str = ""  # kubernetes
+    namespace: str = ""  # kubernetes; "" = the gateway's own
+    port: str = ""  # dns: a number; kubernetes: a number or the name of a port
+    scheme: str = "http"  # dns and kubernetes
+    path: str = "/v1"  # dns and kubernetes: what comes between the port and `Operation.path`
+    health_path: str = "/health"  # from the root of the server; "" = a replica that answers /metrics is well
+    metrics_path: str = "/metrics"
+    refresh_s: float = 5.0  # how often addresses are looked up
+    poll_s: float = 1.0  # how often each replica is asked for its health and metrics
+    #: R_peak: uncached prompt tokens that one idle replica reads in a second; None = not measured
+    prefill_tokens_per_s: float | None = None
+    #: T_max: how long a first token may wait behind the backlog of a warm replica before a cold one is preferred
+    first_token_max_s: float = 14.0
+    warm_ratio: float = 0.8  # share of the prompt in its cache that makes a replica warm
+    exploration: float = 0.005  # share of requests that go elsewhere, to seed a second copy
+    decode_bound: bool = False  # short prompts, long answers: calls in flight are the load, not prompt tokens
+    kv_tokens: int = 300_000  # that a replica's cache holds, until it says so itself
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One model at one endpoint with one credential and a price.
+    """One model at one endpoint with one credential and a price; or at several that are alike (`replicas`).
 
     `model` is the public name that clients ask for, `upstream_model` what the provider is told.
     `price` names the row family in the price book as "provider/model".
@@ -134,6 +175,13 @@ class Deployment:
     max_output_tokens: int | None = None
     aliases: tuple[str, ...] = ()
     concurrent: int | None = None  # calls at once from one process of the gateway; None = as many as come
+    replicas: ReplicaSource | None = None  # None: it is one endpoint, at its provider's base URL
+    serving: Serving = PLAIN  # of a server of one's own
+
+    @property
+    def limited(self) -> bool:
+        """Only so many calls at once go there."""
+        return self.concurrent is not None or self.serving.concurrent_per_replica is not None
 
     def native(self, operation: Operation) -> bool:
         return operation in NATIVE[self.provider.wire] and operation in self.operations

@@ -11,13 +11,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from gateway.core.catalog import Deployment, OnDisconnect, Operation, Provider, Tier, Wire
+from gateway.core.gpu_price import GpuPrice
 from gateway.core.prices import ListedModel, PriceRow, Rates
 from gateway.core.rates import MAX_RATE_PICO_USD
 from gateway.settings.model import Secret, Timeouts
+from gateway.settings.replicas import read_replicas, what_is_wrong_with_url
 from gateway.settings.section import Section
+from gateway.settings.serving import read_gpu_price, read_serving
 
 _MOST_TOKENS = 100_000_000
 #: Prices written in the configuration live beside the listed ones, never in place of them.
@@ -146,7 +148,7 @@ def _options(entry: Section, blank: Provider, own: bool = False) -> Provider:
     base_url = entry.text("base_url", blank.base_url).rstrip("/")
     if base_url:
         _refuse_bad_url(entry, base_url)
-    elif wire in _NEEDS_URL:
+    elif wire in _NEEDS_URL and not _only_replicas(entry):
         hint = "for example http://127.0.0.1:8000/v1"
         if own and not entry.names:
             hint = "only the providers of config/providers.yaml need no base_url"
@@ -175,19 +177,16 @@ def _server_tools(entry: Section, blank: Provider) -> int | None:
     return blank.server_tools_tokens_max if most is None else most
 
 
+def _only_replicas(entry: Section) -> bool:
+    """Every deployment of the provider says itself where it is."""
+    own = list(entry.sections("deployments"))
+    return bool(own) and all("replicas" in item for item in own)
+
+
 def _refuse_bad_url(entry: Section, base_url: str) -> None:
-    try:
-        parts = urlsplit(base_url)
-        bad = parts.scheme not in ("http", "https") or not parts.hostname or (parts.port or 1) > 65535
-    except ValueError:
-        bad = True
-        parts = urlsplit("")
-    if bad:
-        entry.wrong("base_url", f"must be an http or https URL, not {base_url!r}")
-    elif parts.username or parts.password:
-        entry.wrong("base_url", "must not hold a user name or a password", "give the secret as `key:`")
-    elif parts.query or parts.fragment:
-        entry.wrong("base_url", "must not hold a query or a fragment")
+    wrong, hint = what_is_wrong_with_url(base_url)
+    if wrong:
+        entry.wrong("base_url", wrong, hint)
 
 
 def _timed(provider: Provider, timeouts: Timeouts) -> Provider:
@@ -248,12 +247,13 @@ def _own_deployment(
     if name in found.deployments and not (base and name == base.name):
         item.wrong("name" if "name" in item else "model", f"there already is a deployment {name!r}")
     operations = [op for word in item.texts("operations") if (op := _operation(item, word))]
+    gpu = read_gpu_price(item)
     deployment = replace(
         blank,
         name=name,
         model=model,
         upstream_model=upstream_model,
-        price=_price(item, name, blank.price, shipped, found),
+        price=_price(item, name, blank.price, shipped, found, gpu),
         tier=item.choice("tier", Tier, blank.tier),
         operations=frozenset(operations) or blank.operations,
         weight=item.integer("weight", blank.weight, 0, 10_000),
@@ -263,6 +263,8 @@ def _own_deployment(
         or blank.max_output_tokens,
         aliases=tuple(dict.fromkeys((default_name, *item.texts("aliases")))),
         concurrent=item.optional_integer("concurrent", 1, 100_000),
+        replicas=read_replicas(item, provider.wire),
+        serving=read_serving(item, gpu),
     )
     item.done()
     if model:
@@ -275,6 +277,7 @@ def _price(
     default: str,
     shipped: Shipped,
     found: Found,
+    gpu: GpuPrice | None,
 ) -> str:
     """The price that the deployment is charged at: "provider/model" of the list, own rates, or none at all."""
     if "price" not in item:
@@ -286,7 +289,7 @@ def _price(
             )
         return default
     if not item.is_single("price"):
-        row = _own_rates(item.section("price"), f"{OWN_PRICE}{name}")
+        row = _own_rates(item.section("price"), f"{OWN_PRICE}{name}", gpu)
         found.own_prices[row.price] = row
         return row.price
     price = item.text("price")
@@ -299,7 +302,14 @@ def _price(
     return price
 
 
-def _own_rates(section: Section, price: str) -> PriceRow:
+def _own_rates(section: Section, price: str, gpu: GpuPrice | None) -> PriceRow:
+    if "gpu" in section:
+        for key in section.names:
+            if key.endswith("_usd_per_mtok"):
+                section.wrong(key, "is given by `gpu` already: a price is per token or per hour")
+        rates = Rates(0, 0) if gpu is None else gpu.rates
+        return own_price(price, rates, section.nano_usd("per_request_usd") or 0)
+
     def rate(key: str) -> int | None:
         return section.pico_usd_per_token(f"{key}_usd_per_mtok", MAX_RATE_PICO_USD)
 

@@ -225,6 +225,10 @@ class Section:
         node = self._entry(key)
         return node is not None and isinstance(node.value, str)
 
+    def is_list(self, key: str) -> bool:
+        node = self._entry(key)
+        return node is not None and isinstance(node.value, list)
+
     def _entry(self, key: str) -> Node | None:
         if key not in self._asked:
             self._asked.append(key)
