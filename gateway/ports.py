@@ -120,6 +120,7 @@ class UpstreamCall(msgspec.Struct, frozen=True):
     stream: bool
     slow: bool  # reasoning or a very long prompt: the longer first-byte time-out applies
     query: str = ""
+    address: str = ""  # base URL of the replica that is to serve it; "" = the provider's
 
 
 class Unsent(asyncio.CancelledError):

@@ -1,7 +1,7 @@
 """Providers that speak OpenAI's or Anthropic's own protocol over HTTP.
 
-Everything of a request's head that does not change from call to call is rendered once per provider and
-operation; the rest is in `wire.py`.
+Everything of a request's head that does not change from call to call is rendered once per provider, operation and
+replica; the rest is in `wire.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from gateway.upstream.wire_protocol import TimeLimits
 ANTHROPIC_VERSION = "2023-06-01"
 ERROR_BODY_BYTES_MAX = 64 << 10
 WRITE_TIMEOUT_S = 30.0
+#: Replicas come and go; what is dropped is rendered again.
+_TARGETS_MAX = 4_096
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_VALUES = re.compile(r"[\r\n\0]")
@@ -55,7 +57,7 @@ class HttpUpstream:
     def __init__(self, credentials: Mapping[str, str], *, tls: ssl.SSLContext | None = None) -> None:
         self._credentials = credentials
         self._client = WireClient(tls)
-        self._targets: dict[tuple[str, Operation], _Target] = {}
+        self._targets: dict[tuple[str, Operation, str], _Target] = {}
 
     async def start(self) -> None:
         self._client.start()
@@ -68,12 +70,20 @@ class HttpUpstream:
         `UpstreamLost`, `UpstreamTimeout` or `UpstreamMalformed` (the answer is lost, it may be billed); cancelled,
         `Unsent` or a plain CancelledError."""
         provider = call.deployment.provider
-        target = self._targets.get((provider.name, call.operation))
+        key = (provider.name, call.operation, call.address)
+        target = self._targets.get(key)
         if target is None or target.provider is not provider:  # a reload may give a name another address
-            target = _target(provider, call.operation, self._credentials)
-            self._targets[provider.name, call.operation] = target
+            if len(self._targets) >= _TARGETS_MAX:
+                self._targets.clear()
+            target = _target(provider, call.operation, self._credentials, call.address)
+            self._targets[key] = target
         limits = target.slow_limits if call.slow else target.limits
         return await self._client.post(target.origin, _head(target, call), call.body, limits)
+
+    def forget(self, address: str) -> None:
+        """A replica is gone: close what is kept for it. Calls that are under way go on."""
+        for key in [key for key in self._targets if key[2] == address]:
+            self._client.forget(self._targets.pop(key).origin)
 
 
 def _head(target: _Target, call: UpstreamCall) -> bytes:
@@ -105,8 +115,10 @@ def _unsendable() -> UpstreamError:
     return UpstreamError("a header cannot be sent to the model provider", billed=False, retryable=False)
 
 
-def _target(provider: Provider, operation: Operation, credentials: Mapping[str, str]) -> _Target:
-    origin, host, base = _place(provider.base_url)
+def _target(
+    provider: Provider, operation: Operation, credentials: Mapping[str, str], address: str
+) -> _Target:
+    origin, host, base = _place(address or provider.base_url)
     path = f"POST {base}{operation.path}".encode()
     lines = {"host": _line("host", host)}
     for name, value in _auth_headers(provider, credentials).items():

@@ -45,6 +45,11 @@ class WireClient:
         if pool is not None:
             await pool.stop()
 
+    def forget(self, origin: Origin) -> None:
+        """Nobody will be called there any more: close what is idle, and what is in use when it is given back."""
+        if self._pool is not None:
+            self._pool.forget(origin)
+
     async def post(
         self, origin: Origin, head: bytes, body: Sequence[bytes | memoryview], limits: TimeLimits
     ) -> WireAnswer:

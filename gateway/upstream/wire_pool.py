@@ -92,14 +92,20 @@ class Pool:
         return None
 
     def give(self, origin: Origin, connection: Connection) -> None:
-        if self._stopped or not connection.reusable:
+        place = self._places.get(origin)
+        if self._stopped or place is None or not connection.reusable:
             connection.abort()
             return
         connection.rest()
-        place = self._place(origin)
         place.idle.append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(place.keepalive_s, self._close_old)
+
+    def forget(self, origin: Origin) -> None:
+        """Drop its idle connections, and those in use when they are given back."""
+        place = self._places.pop(origin, None)
+        while place is not None and place.idle:
+            place.idle.pop().abort()
 
     async def connect(self, origin: Origin, connect_s: float) -> Connection:
         """A new connection, TLS included, within `connect_s`. Raises `UpstreamUnreachable`: nothing was sent."""

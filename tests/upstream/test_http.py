@@ -6,13 +6,14 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from gateway import __version__
 from gateway.core.catalog import Deployment, Operation, Provider, Wire
 from gateway.core.errors import UpstreamError, UpstreamOverloaded, UpstreamUnreachable
 from gateway.ports import UpstreamAnswer, UpstreamCall
 from gateway.upstream.http import HttpUpstream, Upstreams
-from tests.upstream.wire_server import RawServer, on_both_loops
+from tests.upstream.wire_server import Peer, RawServer, on_both_loops
 
 AGENT = f"user-agent: tollhouse/{__version__}".encode()
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -94,6 +95,50 @@ async def test_a_call_of_each_wire() -> None:
             b"x-client-request-id: att_1",
             b"content-length: 7",
         ]
+
+
+@on_both_loops
+async def test_a_replica_is_called_at_its_own_address_until_it_is_gone() -> None:
+    async with World() as w:
+        at = provider("")
+        replica = structs.replace(call(at), address=f"{w.url}/gpu/v1")
+        with pytest.raises(UpstreamError, match="base URL is not valid"):
+            await w.upstream.open(call(at))  # the provider has no address of its own
+
+        async def served(peer: Peer | None = None) -> Peer:
+            opening = asyncio.ensure_future(w.upstream.open(replica))
+            peer = peer or await w.server.peer()
+            head, _ = await peer.request()
+            assert head.startswith(b"POST /gpu/v1/chat/completions HTTP/1.1\r\n")
+            await peer.say(OK)
+            answer = await opening
+            assert await answer.read(10) == b"ok"
+            await answer.close()
+            return peer
+
+        peer = await served()
+        assert (await served(peer), w.server.accepted) == (peer, 1)
+        w.upstream.forget("http://127.0.0.1:1/v1")  # never called
+        w.upstream.forget(replica.address)
+        await peer.gone()
+        assert (await served() is peer, w.server.accepted) == (False, 2)
+
+
+@on_both_loops
+async def test_a_call_to_a_replica_that_is_forgotten_meanwhile_goes_on_and_its_connection_is_not_kept() -> (
+    None
+):
+    async with World() as w:
+        replica = structs.replace(call(provider("")), address=f"{w.url}/v1")
+        opening = asyncio.ensure_future(w.upstream.open(replica))
+        peer = await w.server.peer()
+        await peer.request()
+        w.upstream.forget(replica.address)
+        await peer.say(OK)
+        answer = await opening
+        assert await answer.read(10) == b"ok"
+        await answer.close()
+        await peer.gone()
 
 
 @on_both_loops
