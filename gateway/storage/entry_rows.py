@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -11,8 +11,16 @@ import msgspec
 
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.explanation import Explanation
-from gateway.storage.tables import TOKEN_COLUMNS, USAGE_KEYS, USAGE_SUMS, ledger, prefix_miss
-from gateway.storage.transact import Each, Sql, Tx, json_text
+from gateway.storage.tables import (
+    MISS_KEYS,
+    MISS_SUMS,
+    TEAM_KEYS,
+    USAGE_KEYS,
+    USAGE_SUMS,
+    ledger,
+    prefix_miss,
+)
+from gateway.storage.transact import Each, FetchEach, Sql, Tx, json_text
 
 _HOUR_MS = 3_600_000
 _LEDGER_COLUMNS = tuple(c.name for c in ledger.columns)
@@ -24,16 +32,27 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 _INSERT_ENTRY = Sql(_insert("ledger", _LEDGER_COLUMNS))
-_INSERT_MISS = Sql(_insert("prefix_miss", [c.name for c in prefix_miss.columns]) + " ON CONFLICT DO NOTHING")
-_ADD_USAGE = Sql(
-    _insert("usage_hour", (*USAGE_KEYS, *USAGE_SUMS))
-    + f" ON CONFLICT ({', '.join(USAGE_KEYS)}) DO UPDATE SET "
-    + ", ".join(f"{c} = usage_hour.{c} + excluded.{c}" for c in USAGE_SUMS)
+_INSERT_MISS = Sql(
+    _insert("prefix_miss", [c.name for c in prefix_miss.columns])
+    + " ON CONFLICT DO NOTHING RETURNING attempt_id"
 )
-_TASK_SUMS = ("attempts", "cost_nano_usd", "list_cost_nano_usd", *TOKEN_COLUMNS)
+
+
+def add_to(table: str, keys: Sequence[str], sums: Sequence[str]) -> Sql:
+    """Add sums to the row with these keys, which is made if there is none."""
+    return Sql(
+        _insert(table, (*keys, *sums))
+        + f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET "
+        + ", ".join(f"{c} = {table}.{c} + excluded.{c}" for c in sums)
+    )
+
+
+_ADD_USAGE = add_to("usage_hour", USAGE_KEYS, USAGE_SUMS)
+_ADD_TO_TEAM = add_to("team_hour", TEAM_KEYS, USAGE_SUMS)
+_ADD_MISSES = add_to("miss_hour", MISS_KEYS, MISS_SUMS)
 _ADD_TO_TASK = Sql(
     "UPDATE task SET "  # noqa: S608
-    + ", ".join(f"{c} = {c} + ${i + 3}" for i, c in enumerate(_TASK_SUMS))
+    + ", ".join(f"{c} = {c} + ${i + 3}" for i, c in enumerate(USAGE_SUMS))
     + ", last_at_ms = CASE WHEN last_at_ms < $2 THEN $2 ELSE last_at_ms END WHERE task_id = $1"
 )
 _ENSURE_TASK = Sql(
@@ -59,6 +78,7 @@ class Entry:
     hold_nano_usd: int
     step: int
     budgets: str
+    failed: bool  # the attempt's terminal entry says an error
 
     @property
     def amount_nano_usd(self) -> int:
@@ -98,27 +118,34 @@ _TEXT_FIELDS = {
 _TEXTS = {kind: attrgetter(*names) for kind, names in _TEXT_FIELDS.items()}
 
 
-def write(entries: Sequence[Entry], replica_id: str, now_ms: int) -> Tx[None]:
-    """Insert entries; `Conflict` if one is there already. `add_up` follows, after the budgets are locked."""
+def write(entries: Sequence[Entry], replica_id: str, now_ms: int) -> Tx[set[str]]:
+    """Insert entries; `Conflict` if one is there already. Returns the attempts of which a miss was not yet written.
+
+    `add_up` follows, after the budgets are locked.
+    """
     yield Each(_INSERT_ENTRY, [_ledger_row(e, replica_id, now_ms) for e in entries])
     misses = [_miss_row(e, e.outcome.miss) for e in entries if e.outcome.miss is not None]
-    if misses:
-        yield Each(_INSERT_MISS, misses)
+    if not misses:
+        return set()
+    return {row[0] for row in (yield FetchEach(_INSERT_MISS, misses))}
 
 
-def add_up(entries: Sequence[Entry], now_ms: int) -> Tx[None]:
-    """Add entries to the hourly usage and to their tasks, both in the order of their keys (against deadlock)."""
+def add_up(entries: Sequence[Entry], new_misses: Collection[str], now_ms: int) -> Tx[None]:
+    """Add entries to the hourly sums and to their tasks, each in the order of its keys (against deadlock)."""
     usage: dict[tuple[Any, ...], list[int]] = {}
+    teams: dict[tuple[Any, ...], list[int]] = {}
     tasks: dict[str, list[int]] = {}
+    misses: dict[tuple[Any, ...], list[int]] = {}
     for e in entries:
         a = e.attempt
         terminal = e.kind is not Kind.CORRECT
         retry = a.attempt_no > 1
         sums = (
             int(terminal),
-            int(terminal and bool(e.outcome.error)),
+            int(terminal and e.failed),
             int(terminal and retry),
             e.amount_nano_usd if retry else 0,
+            e.amount_nano_usd if e.failed else 0,
             e.amount_nano_usd,
             e.list_cost_nano_usd,
             *e.tokens,
@@ -126,9 +153,20 @@ def add_up(entries: Sequence[Entry], now_ms: int) -> Tx[None]:
         hour_ms = e.at_ms // _HOUR_MS * _HOUR_MS
         key = (hour_ms, a.tenant_id, a.team_id, a.key_id, a.model, a.provider, a.deployment, a.tier, a.client)
         _add(usage, key, sums)
-        _add(tasks, a.task_id, (int(terminal), e.amount_nano_usd, e.list_cost_nano_usd, *e.tokens))
-    yield Each(_ADD_USAGE, [(*key, *usage[key]) for key in sorted(usage)])
+        _add(teams, key[:3], sums)
+        _add(tasks, a.task_id, sums)
+        miss = e.outcome.miss
+        if miss is not None and a.attempt_id in new_misses:
+            _add(misses, (*key, miss.cause.value), (1, miss.lost_tokens, miss.lost_nano_usd))
+    yield Each(_ADD_USAGE, _rows(usage))
+    yield Each(_ADD_TO_TEAM, _rows(teams))
+    if misses:
+        yield Each(_ADD_MISSES, _rows(misses))
     yield Each(_ADD_TO_TASK, [(task_id, now_ms, *tasks[task_id]) for task_id in sorted(tasks)])
+
+
+def _rows(sums: Mapping[tuple[Any, ...], Sequence[int]]) -> list[tuple[Any, ...]]:
+    return [(*key, *sums[key]) for key in sorted(sums)]
 
 
 def ensure_tasks(attempts: Iterable[Attempt], now_ms: int) -> Tx[None]:

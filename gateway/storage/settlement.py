@@ -31,7 +31,7 @@ _END_HOLDS = Sql(
 _AFTER_ADMISSIONS = Sql("SELECT epoch FROM replica WHERE replica_id = $1 FOR UPDATE")
 _ENTRIES = Sql(
     "SELECT attempt_id, kind, amount_nano_usd, list_cost_nano_usd, quality, budgets, step, "  # noqa: S608
-    "charged_input_tokens, charged_output_tokens, charged_calls, "
+    "charged_input_tokens, charged_output_tokens, charged_calls, error, "
     + ", ".join(TOKEN_COLUMNS)
     + " FROM ledger WHERE attempt_id = ANY($1::text[])"
 )
@@ -69,6 +69,7 @@ class _Posted:
     quality: Quality = Quality.UNKNOWN
     budgets: str = "[]"
     step: int = 0
+    failed: bool = False
     corrected: bool = False
 
 
@@ -117,11 +118,11 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
             entries.append(entry)
             _shift(moves, entry.budgets, entry.charged, held=False)
     if entries:
-        yield from entry_rows.write(entries, replica_id, now_ms)
+        new_misses = yield from entry_rows.write(entries, replica_id, now_ms)
     posted_in_tasks = yield from budget_rows.move(moves, now_ms)
     yield from budget_rows.announce(breaches, now_ms)
     if entries:
-        yield from entry_rows.add_up(entries, now_ms)
+        yield from entry_rows.add_up(entries, new_misses, now_ms)
     if posted_in_tasks:
         yield from task_rows.follow(posted_in_tasks)
     voided = [e.attempt for e in entries if e.kind is Kind.VOID and e.attempt.rule == LANDING_RULE]
@@ -146,7 +147,9 @@ def _holds_of(rows: Sequence[Row]) -> dict[str, _Hold]:
 def _read_posted(attempt_ids: list[str]) -> Tx[dict[str, _Posted]]:
     found: dict[str, _Posted] = {}
     rows = yield Fetch(_ENTRIES, (attempt_ids,))
-    for attempt_id, kind, amount, list_cost, quality, budgets, step, inputs, outputs, calls, *tokens in rows:
+    for row in rows:
+        attempt_id, kind, amount, list_cost, quality, budgets, step, *charged, error = row[:11]
+        (inputs, outputs, calls), tokens = charged, row[11:]
         so_far = found.setdefault(attempt_id, _Posted((0, 0, 0, 0), 0, (0,) * len(TOKEN_COLUMNS)))
         usd_so_far, inputs_so_far, outputs_so_far, calls_so_far = so_far.charged
         so_far.charged = (
@@ -160,6 +163,7 @@ def _read_posted(attempt_ids: list[str]) -> Tx[dict[str, _Posted]]:
         so_far.budgets, so_far.step = budgets, step
         so_far.quality = Quality(quality)
         so_far.corrected |= kind == Kind.CORRECT
+        so_far.failed |= kind != Kind.CORRECT and bool(error)
     return found
 
 
@@ -208,6 +212,7 @@ def _terminal(ending: Ending, hold: _Hold | None, budgets: str, entry_id: str) -
         hold_nano_usd=hold.amounts[0] if hold else 0,
         step=hold.step if hold else 0,
         budgets=budgets,
+        failed=bool(outcome.error),
     )
 
 
@@ -237,6 +242,7 @@ def _correction(ending: Ending, before: _Posted, entry_id: str) -> Entry | None:
         hold_nano_usd=0,
         step=before.step,
         budgets=before.budgets,
+        failed=before.failed,
     )
 
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -51,6 +53,12 @@ def _sums(*names: str) -> list[Column[int]]:
     return [Column(name, BigInteger, nullable=False, server_default=text("0")) for name in names]
 
 
+def _hourly(name: str, keys: Sequence[str], sums: Sequence[str]) -> Table:
+    """Sums over one hour for each combination of the other keys."""
+    hour = Column(keys[0], BigInteger, primary_key=True, autoincrement=False)
+    return Table(name, metadata, hour, *map(_id, keys[1:]), *_sums(*sums))
+
+
 #: The columns that count tokens, in ledger, usage_hour and task alike.
 TOKEN_COLUMNS = (
     "input_uncached",
@@ -60,6 +68,18 @@ TOKEN_COLUMNS = (
     "cache_write_12h",
     "output",
     "reasoning",
+)
+#: What is summed up of entries: by hour in usage_hour and team_hour, and of each task. `retries_*` are attempts after a
+#: request's first, `failed_*` those that their terminal entry says an error of.
+USAGE_SUMS = (
+    "attempts",
+    "errors",
+    "retries",
+    "retries_cost_nano_usd",
+    "failed_cost_nano_usd",
+    "cost_nano_usd",
+    "list_cost_nano_usd",
+    *TOKEN_COLUMNS,
 )
 
 tenant = Table("tenant", metadata, _id("tenant_id"), _text("name"), _int("created_at_ms"))
@@ -117,7 +137,7 @@ task = Table(
     _text("state"),
     _int("created_at_ms"),
     _int("last_at_ms"),
-    *_sums("steps", "attempts", "cost_nano_usd", "list_cost_nano_usd", *TOKEN_COLUMNS),
+    *_sums("steps", *USAGE_SUMS),
     _text_or("name", ""),
     _text_or("labels", "{}"),  # JSON object
     _text("breakers", null=True),  # JSON, as it was declared; null = the defaults
@@ -309,23 +329,21 @@ USAGE_KEYS = (
     "tier",
     "client",
 )
-USAGE_SUMS = (
-    "attempts",
-    "errors",
-    "retries",
-    "retries_cost_nano_usd",
-    "cost_nano_usd",
-    "list_cost_nano_usd",
-    *TOKEN_COLUMNS,
-)
+usage_hour = _hourly("usage_hour", USAGE_KEYS, USAGE_SUMS)
 
-usage_hour = Table(
-    "usage_hour",
-    metadata,
-    Column("hour_ms", BigInteger, primary_key=True, autoincrement=False),
-    *(_id(name) for name in USAGE_KEYS[1:]),
-    *_sums(*USAGE_SUMS),
-)
+#: The same sums by team alone, written in the same transaction: a month of them is one row for each team and hour.
+TEAM_KEYS = USAGE_KEYS[:3]
+team_hour = _hourly("team_hour", TEAM_KEYS, USAGE_SUMS)
+
+#: Sums of prefix_miss, written with its rows, and kept when those are deleted.
+MISS_KEYS = (*USAGE_KEYS, "cause")
+MISS_SUMS = ("attempts", "lost_tokens", "lost_nano_usd")
+miss_hour = _hourly("miss_hour", MISS_KEYS, MISS_SUMS)
+
+#: What budgets refused: the holds that were asked for, by the kind of scope that said no. Written every few seconds.
+REFUSED_KEYS = (*USAGE_KEYS, "scope_kind")
+REFUSED_SUMS = ("refusals", "unbounded", "refused_nano_usd")  # unbounded: of no known amount
+refused_hour = _hourly("refused_hour", REFUSED_KEYS, REFUSED_SUMS)
 
 replica = Table(
     "replica",
