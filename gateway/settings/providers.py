@@ -305,10 +305,12 @@ def _price(
 def _own_rates(section: Section, price: str, gpu: GpuPrice | None) -> PriceRow:
     if "gpu" in section:
         for key in section.names:
-            if key.endswith("_usd_per_mtok"):
+            if key.endswith("_usd_per_mtok") and key in section:
                 section.wrong(key, "is given by `gpu` already: a price is per token or per hour")
         rates = Rates(0, 0) if gpu is None else gpu.rates
-        return own_price(price, rates, section.nano_usd("per_request_usd") or 0)
+        per_request_nano_usd = section.nano_usd("per_request_usd") or 0
+        section.done()
+        return own_price(price, rates, per_request_nano_usd)
 
     def rate(key: str) -> int | None:
         return section.pico_usd_per_token(f"{key}_usd_per_mtok", MAX_RATE_PICO_USD)
