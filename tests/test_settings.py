@@ -711,14 +711,15 @@ breakers: {x: 1, steps: {x: 1}, wall_clock: {x: 1}, loop: {x: 1}, polling: {x: 1
 limits: {x: 1}
 caching: {x: 1}
 providers: {p: {base_url: "http://h/v1", x: 1, timeouts: {x: 1}, deployments: [{model: m, x: 1, price: {x: 1},
-  replicas: {x: 1, dns: {x: 1}, kubernetes: {x: 1}}}]}}
+  queue: {x: 1}, replicas: {x: 1, dns: {x: 1}, kubernetes: {x: 1}}},
+  {model: n, price: {gpu: {x: 1}}}]}}
 rules: [{name: r, tier: standard, x: 1}]
 teams: {t: {x: 1, budget: {x: 1}}}
 budgets: [{scope: "team:t", limit_usd: 1, x: 1}]
 """
     hints = [p for p in problems(read, text) if "there is no such setting" in p]
     known = {word for hint in hints for word in re.findall(r"\w+", hint.partition("known here:")[2])}
-    assert len(hints) == 26
+    assert len(hints) == 28
     prose = re.sub(r"(?s)```.*?```", "", CONFIGURATION_PAGE.read_text("utf-8"))
     documented = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
     assert known - documented == set()
