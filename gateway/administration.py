@@ -6,14 +6,16 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from gateway.admin.ports import AdminDeps, Configured, SubjectHealth
+from gateway.admin.ports import AdminDeps, Configured, Finding, Reloaded, SubjectHealth
 from gateway.core.health import HealthState, drain, subjects
 from gateway.core.offices import Admin, Once
+from gateway.core.rules import RuleText
 from gateway.pipeline.exchange import World
-from gateway.settings import Settings
+from gateway.reload import found
+from gateway.settings import Settings, check_rules
 from gateway.storage import reports
 from gateway.storage.admin_keys import AdminKeys
 from gateway.storage.database import Database
@@ -37,6 +39,7 @@ def admin_deps(
     metrics: Callable[[], tuple[str, bytes]],
     on_change: Callable[[], None],
     on_fault: Callable[[str, BaseException], None],
+    reload: Callable[[], Reloaded | None],
 ) -> AdminDeps:
     """Everything that the admin listener needs. `settings` are those in force, which a reload changes."""
     task_limit = settings().task_budget_nano_usd
@@ -52,7 +55,13 @@ def admin_deps(
             now.routing.texts,
             now.routing.mode.value,
             now.prices,
+            {name: tuple(rule.text for rule in rules.rules) for name, rules in now.routing.virtual.items()},
+            {name: (place.file, place.line) for name, place in now.places.items()},
         )
+
+    def check(text: str) -> tuple[Sequence[RuleText], Sequence[Finding]]:
+        routing, problems = check_rules(text, settings().catalog)
+        return routing.texts, tuple(found(problem) for problem in problems)
 
     return AdminDeps(
         identify=identify(admin_token(settings()), AdminKeys(database, pepper)),
@@ -74,6 +83,8 @@ def admin_deps(
         on_fault=on_fault,
         subjects=partial(health_of, world),
         change_health=partial(change_health, world),
+        reload=reload,
+        check_rules=check,
     )
 
 

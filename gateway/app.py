@@ -8,7 +8,6 @@ listening, drain requests, drain their settlements, close the stores.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from gateway.core import health
 from gateway.core.breakers import Watch
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import is_refusal
-from gateway.core.ids import RANDOM_BYTES, new_id
+from gateway.core.ids import new_id
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.gauges import add_gauges, add_ledger_gauges
 from gateway.jobs import reaper as reaping
@@ -35,11 +34,11 @@ from gateway.jobs.sweeper import Sweeper
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex, Upstream
-from gateway.reload import renewed
+from gateway.reload import Reload, renewed
 from gateway.settings import ConfigError, LogLevel, Problem, Settings, ensure_pepper
 from gateway.storage import schema
 from gateway.storage.breaker_events import BreakerEvents
-from gateway.storage.database import Database, SystemClock, open_database
+from gateway.storage.database import Database, Randomness, SystemClock, open_database
 from gateway.storage.explained import Explained
 from gateway.storage.journal import Journal
 from gateway.storage.keys import SqlKeyStore
@@ -48,6 +47,8 @@ from gateway.storage.lockfile import ServingLock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
 from gateway.storage.own_tasks import OwnTasks
+from gateway.storage.refused_sums import RefusedSums
+from gateway.storage.rollups import keep_mended
 from gateway.storage.task_owners import SqlTaskOwners
 from gateway.storage.uncertain import uncertain
 from gateway.tasks import Tasks
@@ -86,8 +87,11 @@ class App:
         reconcile_every_s: float = RECONCILE_EVERY_S,
         access_log: bool = True,
         webhook_loopback: bool = False,
+        read: Callable[[], Settings] | None = None,
+        siblings: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
+        self._on_request = Reload(self.reload, read, siblings)
         self.clock = SystemClock()
         self._replica_id = replica_id
         self._reuse_port = reuse_port
@@ -119,6 +123,7 @@ class App:
         self.reconcile: Reconcile
         self.database: Database
         self.events: BreakerEvents
+        self.refused: RefusedSums
         self.alerts: Alerts
         self.resumes: Resumes
         self.admin_port = 0
@@ -168,6 +173,8 @@ class App:
         if self.database.sqlite_path is not None:
             stack.callback(ServingLock.take(self.database.sqlite_path).release)
         await schema.check(self.database)
+        self.refused = RefusedSums(self.database, self.clock.now_ms)
+        stack.push_async_callback(self.refused.flush)
         self.events = BreakerEvents(self.database)
         self.alerts = Alerts(SqlOutbox(self.database), self.events, self.metrics, self.requests)
         self.ledger = await SqlLedger.open(
@@ -243,6 +250,8 @@ class App:
         self.jobs.watch(self.resumes.run(), "resumes")
         sweeper = Sweeper(SqlOutbox(self.database), self.events, delivered=settings.webhook is not None)
         self.jobs.watch(sweeper.run(), "sweeper")
+        self.jobs.watch(self.refused.run(), "refused")
+        self.jobs.watch(keep_mended(self.database, self.clock.now_ms), "sums")
         if settings.webhook is not None:
             self.alerts.deliver(
                 settings.webhook, self.jobs, now_ms=self.clock.now_ms, loopback=self._webhook_loopback
@@ -321,6 +330,7 @@ class App:
             alert=self.alerts.breaker,
             tell=self.alerts.tell,
             go_on=self.resumes.go_on,
+            refused=self.refused.add,
         )
 
     def store_changed(self) -> None:
@@ -468,25 +478,13 @@ class App:
                 metrics=lambda: (CONTENT_TYPE, self.metrics.render()),
                 on_change=self.store_changed,
                 on_fault=_fault,
+                reload=self._on_request,
             )
         )
         listen = self.settings.admin_listen
         await server.start(listen.host, listen.port, reuse_port=self._reuse_port)
         self._stack.push_async_callback(server.stop)
         self.admin_port = server.port
-
-
-class Randomness:
-    """Random bytes for ids, fetched from the kernel a few hundred ids at a time."""
-
-    def __init__(self) -> None:
-        self._pool, self._at = b"", 0
-
-    def take(self) -> bytes:
-        if self._at + RANDOM_BYTES > len(self._pool):
-            self._pool, self._at = os.urandom(RANDOM_BYTES * 400), 0
-        self._at += RANDOM_BYTES
-        return self._pool[self._at - RANDOM_BYTES : self._at]
 
 
 def _revealed(settings: Settings) -> dict[str, str]:

@@ -6,11 +6,14 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from gateway.admin.ports import Finding, Reloaded
 from gateway.core.catalog import Wire
 from gateway.settings import ConfigError, Problem, Settings
 
 #: What requests look up anew each time, and so may change between two of them.
-LIVE = frozenset({"providers", "catalog", "credentials", "prices", "routing", "cache_rules", "keyless"})
+LIVE = frozenset(
+    {"providers", "catalog", "credentials", "prices", "routing", "cache_rules", "keyless", "places"}
+)
 #: Which file it was is no setting.
 _IGNORED = frozenset({"file"})
 
@@ -48,3 +51,34 @@ def told(outcome: tuple[str, ...] | ConfigError) -> None:
         _log.warning("reloaded; these wait for a restart: %s", ", ".join(outcome))
     else:
         _log.info("reloaded")
+
+
+class Reload:
+    """A reload that is asked for over the admin API. `siblings` has the other processes of this gateway do the same."""
+
+    def __init__(
+        self,
+        take_over: Callable[[Callable[[], Settings]], tuple[str, ...]],
+        read: Callable[[], Settings] | None,
+        siblings: Callable[[], None],
+    ) -> None:
+        self._take_over = take_over
+        self._read = read
+        self._siblings = siblings
+
+    def __call__(self) -> Reloaded | None:
+        """What became of it; None if this gateway was not started from a file."""
+        if self._read is None:
+            return None
+        try:
+            waiting = self._take_over(self._read)
+        except ConfigError as error:
+            told(error)
+            return Reloaded((), tuple(found(problem) for problem in error.problems))
+        told(waiting)
+        self._siblings()
+        return Reloaded(waiting)
+
+
+def found(problem: Problem) -> Finding:
+    return Finding(problem.file, problem.line, problem.column, problem.key, problem.message, problem.hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.core.catalog import Catalog, Provider
@@ -98,6 +98,28 @@ class Configured:
     rules: Sequence[RuleText]
     rules_mode: str
     prices: PriceBook
+    #: rules of virtual models, by their names
+    virtual: Mapping[str, Sequence[RuleText]] = field(default_factory=dict)
+    #: "provider:NAME", "deployment:NAME", "rule:NAME" ... -> (file, line from 1 or 0), where that is known
+    places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a configuration; `line` and `column` from 1, 0 = the whole."""
+
+    file: str
+    line: int
+    column: int
+    key: str
+    message: str
+    hint: str
+
+
+class Reloaded(NamedTuple):
+    """Settings that wait for a restart; or what is wrong, and then nothing has changed."""
+
+    waiting: Sequence[str]
+    problems: Sequence[Finding] = ()
 
 
 class SubjectHealth(NamedTuple):
@@ -148,3 +170,7 @@ class AdminDeps:
     subjects: Callable[[], Sequence[SubjectHealth]] = tuple
     #: (subject, "reset" | "drain" | "undrain", who): False if there is no such subject
     change_health: Callable[[str, str, str], bool] = _nobody_there
+    #: reads the configuration anew, for all processes of this gateway; None: there is no file
+    reload: Callable[[], Reloaded | None] = lambda: None
+    #: (YAML of rules) -> (what they amount to, what is wrong with them)
+    check_rules: Callable[[str], tuple[Sequence[RuleText], Sequence[Finding]]] = lambda _: ((), ())

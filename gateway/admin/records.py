@@ -12,12 +12,13 @@ from gateway.admin.shown import (
     AuditOut,
     DeploymentOut,
     Out,
+    SourceOut,
     entry_out,
     instant,
     miss_out,
     shown,
 )
-from gateway.core.catalog import Provider, Tier
+from gateway.core.catalog import Deployment, Provider, Tier
 from gateway.core.errors import NotFound
 from gateway.core.money import usd_text
 from gateway.core.offices import Page, Right
@@ -43,6 +44,7 @@ class ProviderOut(Out):
     idle_timeout_s: float
     total_timeout_s: float
     deployments: list[str]
+    source: SourceOut | None
 
 
 class CredentialOut(Out):
@@ -51,18 +53,21 @@ class CredentialOut(Out):
     name: str
     present: bool
     providers: list[str]
+    source: SourceOut | None
 
 
 class TierOut(Out):
     name: str
     default: bool
     deployments: list[str]
+    source: SourceOut | None
 
 
 class RuleOut(Out):
-    """A routing rule as written; the first that matches wins."""
+    """A routing rule as written; the first that matches wins. `virtual_model`: for whom asks for that instead of "auto"."""
 
     position: int
+    virtual_model: str | None
     name: str
     when: str
     target: str
@@ -71,6 +76,7 @@ class RuleOut(Out):
     max_output_tokens: int | None
     reasoning_effort: str | None
     service_tier: str | None
+    source: SourceOut | None
 
 
 class PriceOut(Out):
@@ -108,10 +114,11 @@ async def list_providers(call: Call) -> Reply:
                 idle_timeout_s=provider.idle_timeout_s,
                 total_timeout_s=provider.total_timeout_s,
                 deployments=own,
+                source=source_of(call, f"provider:{provider.name}"),
             )
         )
 
-    return await _listed(call, [show(p) for p in call.deps.configured().providers.values()])
+    return await listed(call, [show(p) for p in call.deps.configured().providers.values()])
 
 
 async def list_credentials(call: Call) -> Reply:
@@ -121,28 +128,40 @@ async def list_credentials(call: Call) -> Reply:
         if provider.credential:
             users.setdefault(provider.credential, []).append(provider.name)
     rows = [
-        shown(CredentialOut(name=name, present=name in configured.credentials, providers=providers))
+        shown(
+            CredentialOut(
+                name=name,
+                present=name in configured.credentials,
+                providers=providers,
+                source=source_of(call, f"credential:{name}"),
+            )
+        )
         for name, providers in users.items()
     ]
-    return await _listed(call, rows)
+    return await listed(call, rows)
 
 
 async def list_deployments(call: Call) -> Reply:
     """Each with its health: `closed` = in use."""
     health, wanted = call.deps.health(), call.params
     rows = [
-        shown(DeploymentOut.of(d, health.get(d.name, "closed")))
+        _deployment(call, d, health)
         for d in call.deps.catalog().deployments
         if wanted.get("tier") in (None, d.tier.value) and wanted.get("provider") in (None, d.provider.name)
         if wanted.get("model") is None or wanted["model"] in (d.model, *d.aliases)
     ]
-    return await _listed(call, rows)
+    return await listed(call, rows)
+
+
+def _deployment(call: Call, d: Deployment, health: Mapping[str, str]) -> Json:
+    source = source_of(call, f"deployment:{d.name}")
+    return shown(DeploymentOut.of(d, health.get(d.name, "closed"), source))
 
 
 async def get_catalog(call: Call) -> Reply:
     """All deployments at once, and the default tier."""
     health, catalog = call.deps.health(), call.deps.catalog()
-    rows = [shown(DeploymentOut.of(d, health.get(d.name, "closed"))) for d in catalog.deployments]
+    rows = [_deployment(call, d, health) for d in catalog.deployments]
     return Reply({"data": rows, "default_tier": catalog.default_tier.value})
 
 
@@ -154,34 +173,48 @@ async def list_tiers(call: Call) -> Reply:
                 name=tier.value,
                 default=tier is catalog.default_tier,
                 deployments=[d.name for d in catalog.by_tier.get(tier, ())],
+                source=source_of(call, "default_tier") if tier is catalog.default_tier else None,
             )
         )
         for tier in Tier
     ]
-    return await _listed(call, rows)
+    return await listed(call, rows)
 
 
 async def list_rules(call: Call) -> Reply:
-    def show(position: int, rule: RuleText) -> Json:
-        return shown(
-            RuleOut(
-                position=position,
-                name=rule.name,
-                when=rule.when,
-                target=rule.target,
-                why=rule.why,
-                switch=rule.switch.value,
-                max_output_tokens=rule.caps.max_output_tokens,
-                reasoning_effort=rule.caps.reasoning_effort,
-                service_tier=rule.caps.service_tier,
-            )
-        )
-
+    """Those of "auto", then those of each virtual model."""
     configured = call.deps.configured()
-    rows = [show(n, rule) for n, rule in enumerate(configured.rules, 1)]
-    reply = await _listed(call, rows)
+    rows = [
+        rule_out(n, rule, name, source_of(call, f"rule:{name}/{rule.name}" if name else f"rule:{rule.name}"))
+        for name, rules in {"": configured.rules, **configured.virtual}.items()
+        for n, rule in enumerate(rules, 1)
+    ]
+    reply = await listed(call, rows)
     assert isinstance(reply.body, Mapping)
     return Reply({**reply.body, "mode": configured.rules_mode})
+
+
+def rule_out(position: int, rule: RuleText, virtual_model: str, source: SourceOut | None) -> Json:
+    return shown(
+        RuleOut(
+            position=position,
+            virtual_model=virtual_model or None,
+            name=rule.name,
+            when=rule.when,
+            target=rule.target,
+            why=rule.why,
+            switch=rule.switch.value,
+            max_output_tokens=rule.caps.max_output_tokens,
+            reasoning_effort=rule.caps.reasoning_effort,
+            service_tier=rule.caps.service_tier,
+            source=source,
+        )
+    )
+
+
+def source_of(call: Call, name: str) -> SourceOut | None:
+    place = call.deps.configured().places.get(name)
+    return None if place is None else SourceOut(file=place[0], line=place[1] or None)
 
 
 async def list_prices(call: Call) -> Reply:
@@ -192,7 +225,7 @@ async def list_prices(call: Call) -> Reply:
         for row in call.deps.configured().prices.rows()
         if wanted in row.price.lower() and (at_ms is None or _holds(row, at_ms))
     ]
-    return await _listed(call, rows)
+    return await listed(call, rows)
 
 
 def _holds(row: PriceRow, at_ms: int) -> bool:
@@ -289,7 +322,7 @@ async def list_audit(call: Call) -> Reply:
     return await call.page(call.registry.audit, lambda entry: shown(AuditOut.of(entry)))
 
 
-async def _listed(call: Call, rows: Sequence[Json]) -> Reply:
+async def listed(call: Call, rows: Sequence[Json]) -> Reply:
     """A list that is in memory, in pages like any other."""
 
     async def part(_: Mapping[str, Any], after: Any, limit: int) -> Page[Json]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.admin import accounts, aliases, budgets, health, records, tasks, usage
+from gateway.admin import accounts, aliases, budgets, configuration, health, records, tasks, usage
 from gateway.admin.route import Route
 
 PREFIX = "/admin/v1"
@@ -12,6 +12,7 @@ ROUTES: tuple[Route, ...] = (
     *tasks.ROUTES,
     *usage.ROUTES,
     *records.ROUTES,
+    *configuration.ROUTES,
     *health.ROUTES,
     *aliases.ROUTES,
 )

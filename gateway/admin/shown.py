@@ -235,6 +235,13 @@ def budget_rule_out(body: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in body.items() if k == "landing_percent" or not k.startswith(counted)}
 
 
+class SourceOut(Out):
+    """Where something is configured: a file, or "$NAME" of the environment; no line = the file as a whole."""
+
+    file: str
+    line: int | None
+
+
 class DeploymentOut(Out):
     """A deployment and its health: `closed` = in use."""
 
@@ -249,9 +256,10 @@ class DeploymentOut(Out):
     context_tokens: int | None
     max_output_tokens: int | None
     health: str
+    source: SourceOut | None
 
     @classmethod
-    def of(cls, d: Deployment, health: str) -> DeploymentOut:
+    def of(cls, d: Deployment, health: str, source: SourceOut | None) -> DeploymentOut:
         return cls(
             name=d.name,
             model=d.model,
@@ -264,6 +272,7 @@ class DeploymentOut(Out):
             context_tokens=d.context_tokens,
             max_output_tokens=d.max_output_tokens,
             health=health,
+            source=source,
         )
 
 

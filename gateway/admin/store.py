@@ -139,6 +139,10 @@ class Registry(Protocol):
 
     async def entries(self, filters: Filters, after: Any, limit: int) -> Page[Mapping[str, Any]]: ...
 
+    async def note(self, action: str, subject: str, body: Mapping[str, Any]) -> None:
+        """Into the audit trail, for what was done outside of the store."""
+        ...
+
     async def audit(self, filters: Filters, after: Any, limit: int) -> Page[AuditEntry]: ...
 
     async def usage(

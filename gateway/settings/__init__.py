@@ -9,6 +9,7 @@ from gateway.settings.model import (
     Listen,
     LogLevel,
     Mode,
+    Place,
     Problem,
     Routing,
     Secret,
@@ -19,6 +20,7 @@ from gateway.settings.model import (
     WebhookSpec,
 )
 from gateway.settings.pepper import ensure_pepper
+from gateway.settings.rules import check_rules
 
 __all__ = [
     "BudgetSpec",
@@ -26,6 +28,7 @@ __all__ = [
     "Listen",
     "LogLevel",
     "Mode",
+    "Place",
     "Problem",
     "Routing",
     "Secret",
@@ -34,6 +37,7 @@ __all__ = [
     "Telemetry",
     "Timeouts",
     "WebhookSpec",
+    "check_rules",
     "ensure_pepper",
     "environment",
     "foreign",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from gateway.settings.model import (
     BudgetSpec,
     ConfigError,
     LogLevel,
+    Place,
     Problem,
     Secret,
     Settings,
@@ -35,6 +36,7 @@ from gateway.settings.model import (
     Timeouts,
     WebhookSpec,
 )
+from gateway.settings.places import places
 from gateway.settings.providers import Shipped, read_known, read_providers
 from gateway.settings.rules import read_routing
 from gateway.settings.section import Section
@@ -129,6 +131,8 @@ class _Lists:
     shipped: Shipped
     book: PriceBook
     cache_rules: CacheRules
+    known: Section
+    prices_file: str
 
 
 def _lists(folder: Path, problems: list[Problem], today: date) -> _Lists:
@@ -145,7 +149,7 @@ def _lists(folder: Path, problems: list[Problem], today: date) -> _Lists:
     listed: dict[str, list[ListedModel]] = {}
     for model in models:
         listed.setdefault(model.provider, []).append(model)
-    return _Lists(Shipped(known, listed, frozenset(book.by_price)), book, cache_rules)
+    return _Lists(Shipped(known, listed, frozenset(book.by_price)), book, cache_rules, root, _shown(path))
 
 
 def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: list[Problem]) -> Settings:
@@ -192,11 +196,21 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         breakers=read_breakers(root.section("breakers")),
         crash_file=Path(env["TOLLHOUSE_CRASH_FILE"]) if env.get("TOLLHOUSE_CRASH_FILE") else None,
         keyless=tuple(found.keyless),
+        places=_places(root, lists, found.deployments, env),
         cache_rules=lists.cache_rules,
         caching=read_caching(root.section("caching"), [team.id for team in teams], list(found.deployments)),
     )
     root.done()
     return settings
+
+
+def _places(
+    root: Section, lists: _Lists, deployments: Iterable[str], env: Mapping[str, str]
+) -> dict[str, Place]:
+    """Deployments that are not written anywhere come with the price list."""
+    key_env = {name: known.key_env for name, known in lists.shipped.known.items()}
+    listed = {f"deployment:{name}": Place(lists.prices_file, 0) for name in deployments}
+    return listed | places(root, lists.known, key_env, env)
 
 
 def _catalog(root: Section, deployments: tuple[Deployment, ...]) -> Catalog:

@@ -59,6 +59,14 @@ class Problem:
         return f"{where}:{key} {self.message}{hint}"
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something is configured. `line` counts from 1; 0 = the file as a whole."""
+
+    file: str  # or "$NAME", a variable of the environment
+    line: int
+
+
 class ConfigError(Exception):
     """The configuration cannot be used; `problems` names everything that is wrong with it."""
 
@@ -197,6 +205,7 @@ class Settings:
     crash_file: Path | None = None  # for `make crash` only: where death is ordered (gateway/crash.py)
     cache_rules: CacheRules = field(default_factory=CacheRules)
     caching: CachingPolicy = field(default_factory=CachingPolicy)
+    places: Mapping[str, Place] = field(default_factory=dict)  # as `settings.places.places` names them
     keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
 
     @property

@@ -7,11 +7,37 @@ from collections.abc import Iterable, Mapping
 from gateway.core.catalog import Catalog, Tier
 from gateway.core.routing import AUTO
 from gateway.core.rules import Caps, RuleError, RuleSet, RuleText, Switch
-from gateway.settings.model import Mode, Routing
+from gateway.settings.model import Mode, Problem, Routing
 from gateway.settings.section import Section
+from gateway.settings.yaml_marks import parse, plain
 
 _MOST_TOKENS = 1_000_000_000
 _TIERS = frozenset(Tier)
+#: Each is compiled together with those before it.
+CHECKED_MAX = 100
+
+
+def check_rules(text: str, catalog: Catalog) -> tuple[Routing, list[Problem]]:
+    """`mode`, `rules` and `virtual_models` as they would stand in the configuration, tried out on a catalog. The
+    environment does not reach in, so that nobody reads it this way.
+    """
+    problems: list[Problem] = []
+    too_much = plain(text)
+    if too_much:
+        return Routing(), [Problem("rules", 0, "", too_much)]
+    root = Section(parse(text, "rules", {}, problems), "", "rules", problems)
+    count = sum(
+        1
+        for part in (root, *(e for _, e in root.section("virtual_models").named()))
+        for _ in part.sections("rules")
+    )
+    if count > CHECKED_MAX:
+        return Routing(), [Problem("rules", 0, "rules", f"{count} are more than {CHECKED_MAX}")]
+    routing = read_routing(root, catalog)
+    root.done()
+    if not root.names and not problems:
+        problems.append(Problem("rules", 0, "rules", "there are none"))
+    return routing, sorted(dict.fromkeys(problems), key=lambda p: (p.line, p.column))
 
 
 def read_routing(root: Section, catalog: Catalog) -> Routing:

@@ -17,6 +17,7 @@ from gateway.settings.model import Problem
 #: libyaml's parser where PyYAML was built with it: ten times as fast, and marks lines too.
 LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_DEPTH_MAX = 20
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -95,6 +96,26 @@ def parse(text: str, file: str, env: Mapping[str, str], problems: list[Problem])
         return node
     problems.append(Problem(file, node.line, "", f"the file must hold a mapping, not {node.kind}"))
     return Node({}, 1)
+
+
+def plain(text: str) -> str:
+    """What is too much in a text that comes over a network, "" if nothing: it may neither nest deeply nor repeat itself
+    by anchors, which can stand for any size.
+    """
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=LOADER):
+            if isinstance(event, yaml.AliasEvent):
+                return "anchors cannot be used here"
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > _DEPTH_MAX:
+                return f"nests deeper than {_DEPTH_MAX} levels"
+    except yaml.YAMLError:
+        return ""  # `parse` says where
+    return ""
 
 
 class _Reader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from gateway.core.errors import Unavailable
+from gateway.core.ids import RANDOM_BYTES
 from gateway.ports import Clock
 from gateway.storage.postgres_runner import PostgresRunner
 from gateway.storage.sqlite_runner import SqliteRunner
@@ -32,6 +34,19 @@ class SystemClock:
 
     #: the C function itself: it is read a dozen times per request
     monotonic = staticmethod(time.monotonic)
+
+
+class Randomness:
+    """Random bytes for ids, fetched from the kernel a few hundred ids at a time."""
+
+    def __init__(self) -> None:
+        self._pool, self._at = b"", 0
+
+    def take(self) -> bytes:
+        if self._at + RANDOM_BYTES > len(self._pool):
+            self._pool, self._at = os.urandom(RANDOM_BYTES * 400), 0
+        self._at += RANDOM_BYTES
+        return self._pool[self._at - RANDOM_BYTES : self._at]
 
 
 @dataclass(frozen=True, slots=True)

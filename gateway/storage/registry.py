@@ -26,6 +26,7 @@ from gateway.core.offices import (
 from gateway.core.outcomes import Run
 from gateway.storage import (
     admin_keys,
+    audit,
     registry_accounts,
     registry_budgets,
     registry_lists,
@@ -269,6 +270,10 @@ class Registry:
 
     async def entries(self, filters: Mapping[str, Any], after: Any, limit: int) -> Page[Mapping[str, Any]]:
         return await self._read(partial(registry_lists.entries, self._reach, filters, after, limit))
+
+    async def note(self, action: str, subject: str, body: Mapping[str, Any]) -> None:
+        """Into the audit trail, for what was done outside of the store."""
+        await self._write(partial(audit.record, self._actor, action, subject, body))
 
     async def audit(self, filters: Mapping[str, Any], after: Any, limit: int) -> Page[AuditEntry]:
         """Not for those who do not see everything: whoever asks has been told so."""
