@@ -36,7 +36,7 @@ def admin_deps(
     *,
     explained: Explained,
     readiness: Callable[[], list[str]],
-    metrics: Callable[[], tuple[str, bytes]],
+    metrics: Callable[[str], Awaitable[tuple[str, bytes]]],
     on_change: Callable[[], None],
     on_fault: Callable[[str, BaseException], None],
     reload: Callable[[], Reloaded | None],

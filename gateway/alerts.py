@@ -65,11 +65,13 @@ class Alerts:
             "Alerts in the database, by state.",
             lambda: {("pending",): self._counts.pending, ("dead",): self._counts.dead},
             ("state",),
+            across="max",
         )
         self._metrics.gauge(
             "tollhouse_outbox_oldest_seconds",
             "Age of the oldest alert that waits for delivery.",
             lambda: self._counts.oldest_pending_ms / 1_000,
+            across="max",
         )
 
     def breaker(self, kind: str, event_id: str, body: Mapping[str, object]) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway import __version__
@@ -53,7 +54,8 @@ from gateway.storage.task_owners import SqlTaskOwners
 from gateway.storage.uncertain import uncertain
 from gateway.tasks import Tasks
 from gateway.telemetry.logs import AccessLog
-from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.page import OPENMETRICS, PROMETHEUS, wants_openmetrics, written
 from gateway.upstream.http import HttpUpstream, Upstreams
 from gateway.upstream.lookup import UsageLookup
 
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from gateway.crash import Crash
     from gateway.sharing import Shared
     from gateway.telemetry.otel import TracedAttempt, Tracing
+    from gateway.telemetry.peers import Peers
 
 _log = logging.getLogger("gateway")
 
@@ -75,7 +78,8 @@ class App:
     """One serving process. `async with App(settings) as app:` listens until left.
 
     `replica_id` names this process to the ledger, the same after a restart, so that it finds its own journal.
-    `reuse_port`: several processes share the ports. `webhook_loopback`: tests receive alerts at 127.0.0.1.
+    `reuse_port`: several processes share the ports; `worker` is then the directory that they share, and which of
+    them this is. `webhook_loopback`: tests receive alerts at 127.0.0.1.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class App:
         replica_id: str,
         reuse_port: bool = False,
         reconcile_every_s: float = RECONCILE_EVERY_S,
+        worker: tuple[Path, int] | None = None,
         access_log: bool = True,
         webhook_loopback: bool = False,
         read: Callable[[], Settings] | None = None,
@@ -96,6 +101,8 @@ class App:
         self._replica_id = replica_id
         self._reuse_port = reuse_port
         self._reconcile_every_s = reconcile_every_s
+        self._worker = worker
+        self._peers: Peers | None = None
         self._stack = AsyncExitStack()
         self._draining = False
         self._write_access = access_log
@@ -209,6 +216,12 @@ class App:
         add_gauges(self.metrics, world)
         add_ledger_gauges(self.metrics, self.ledger)
         await self._start_admin(world, pepper)
+        if self._worker is not None:
+            from gateway.telemetry.peers import Peers
+
+            self._peers = Peers(*self._worker, self.metrics.read)
+            await self._peers.start()
+            stack.push_async_callback(self._peers.close)
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
 
@@ -290,6 +303,7 @@ class App:
             "1 while Redis is away and each process keeps to its share of the limits.",
             lambda: int(limits.degraded),
         )
+            across="max",
         return limits, prefixes
 
     def _world(
@@ -467,6 +481,11 @@ class App:
         )
 
     async def _start_admin(self, world: World, pepper: bytes) -> None:
+    async def _scraped(self, accept: str) -> tuple[str, bytes]:
+        families = self.metrics.read() if self._peers is None else await self._peers.families()
+        openmetrics = wants_openmetrics(accept)
+        return OPENMETRICS if openmetrics else PROMETHEUS, written(families, openmetrics=openmetrics)
+
         server = AdminServer(
             admin_deps(
                 lambda: self.settings,
@@ -475,7 +494,7 @@ class App:
                 pepper,
                 explained=self._explained(),
                 readiness=self.readiness,
-                metrics=lambda: (CONTENT_TYPE, self.metrics.render()),
+                metrics=self._scraped,
                 on_change=self.store_changed,
                 on_fault=_fault,
                 reload=self._on_request,

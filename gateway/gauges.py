@@ -29,12 +29,14 @@ def add_gauges(metrics: Metrics, world: World) -> None:
         "1 for the status that it has: closed (in use), open (ejected), cooling, half_open, probing, drained.",
         status,
         ("subject", "status"),
+        across="max",
     )
     metrics.gauge(
         "tollhouse_deployment_available",
         "1 if calls go there; 0 while it is ejected, cools, is probed or was drained.",
         available,
         ("subject",),
+        across="min",
     )
     metrics.gauge(
         "tollhouse_deployment_places",
@@ -62,6 +64,7 @@ def add_ledger_gauges(metrics: Metrics, ledger: SqlLedger) -> None:
         "tollhouse_ledger_available",
         "1 if holds can be made; 0 while the store cannot be reached and requests are refused.",
         lambda: float(ledger.available),
+        across="min",
     )
     metrics.gauge(
         "tollhouse_ledger_queue",

@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from gateway.commands.database import declare
 from gateway.core.errors import Unavailable
 from gateway.reload import told
 from gateway.settings import Listen, Settings, ensure_pepper
-from gateway.storage import schema
+from gateway.storage import replica_names, schema
 from gateway.storage.accounts import Accounts
 from gateway.storage.database import open_database
 from gateway.storage.lockfile import AlreadyServing, ServingLock
@@ -43,7 +44,8 @@ def main(settings: Settings, *, config_path: Path | None, first_run: bool) -> in
     if settings.workers > 1:
         return uvloop.run(_serve_many(settings, config_path, first_run))
     read = partial(config.load, config_path, config.environment())
-    return uvloop.run(_serve_one(settings, read, first_run, replica=_replica(settings, 0), shared_port=False))
+    with replica_names.taken(settings.state_dir, settings.listen.port) as name:
+        return uvloop.run(_serve_one(settings, read, first_run, replica=f"{name}-0"))
 
 
 def demo(settings: Settings, *, steps: int, json_out: bool) -> int:
@@ -53,14 +55,16 @@ def demo(settings: Settings, *, steps: int, json_out: bool) -> int:
     return uvloop.run(demonstrate(settings, steps, json_out))
 
 
-def _replica(settings: Settings, index: int) -> str:
-    return f"{socket.gethostname()}-{settings.listen.port}-{index}"
-
-
 async def _serve_one(
-    settings: Settings, read: Callable[[], Settings], first_run: bool, *, replica: str, shared_port: bool
+    settings: Settings,
+    read: Callable[[], Settings],
+    first_run: bool,
+    *,
+    replica: str,
+    worker: tuple[Path, int] | None = None,
 ) -> int:
-    """Serve until a signal; SIGHUP reads the configuration anew."""
+    """Serve until a signal; SIGHUP reads the configuration anew. `worker`: one of several on one port (`App`)."""
+    shared_port = worker is not None
     configure(settings.log_level.value.upper())
     keep_large_blocks()
     _refuse_to_be_second(settings)
@@ -72,7 +76,12 @@ async def _serve_one(
         if shared_port:
             _when_parent_dies(ending.set)
         try:
-            async with app.App(ready, replica_id=replica, reuse_port=shared_port) as running:
+            async with app.App(
+                ready,
+                replica_id=replica,
+                reuse_port=shared_port,
+                worker=worker,
+            ) as running:
                 # What is loaded now stays: no collection ever looks at it again.
                 gc.collect()
                 gc.freeze()
@@ -130,8 +139,24 @@ async def _serve_many(settings: Settings, config_path: Path | None, first_run: b
         async with _with_demo(claimed) as ready:
             key = await prepare(ready, first_run)
             say_hello(ready, ready.listen.port, ready.admin_listen.port, key)
-            command = partial(_worker_command, ready, config_path)
-            return await workers.supervise(command, ready.workers, ready.drain_s + GRACE_S)
+            with (
+                replica_names.taken(ready.state_dir, settings.listen.port) as name,
+                _met(ready, name) as meeting,
+            ):
+                command = partial(_worker_command, ready, config_path, name, meeting)
+                return await workers.supervise(command, ready.workers, ready.drain_s + GRACE_S)
+
+
+@contextmanager
+def _met(settings: Settings, name: str) -> Iterator[Path]:
+    """An empty directory where the workers of this gateway tell one another what they count."""
+    path = settings.state_dir / "workers" / name
+    shutil.rmtree(path, ignore_errors=True)  # of a parent that was killed
+    path.mkdir(mode=0o700, parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -155,7 +180,9 @@ def _claimed(settings: Settings) -> Iterator[Settings]:
         yield dataclasses.replace(settings, listen=moved[0], admin_listen=moved[1])
 
 
-def _worker_command(ready: Settings, config_path: Path | None, index: int) -> workers.Command:
+def _worker_command(
+    ready: Settings, config_path: Path | None, name: str, meeting: Path, index: int
+) -> workers.Command:
     spec = {
         "config": str(config_path) if config_path else None,
         "listen": [ready.listen.host, ready.listen.port],
@@ -169,6 +196,8 @@ def _worker_command(ready: Settings, config_path: Path | None, index: int) -> wo
 
 
 def worker(spec_text: str) -> int:
+        "name": name,
+        "meeting": str(meeting),
     """One of several processes; started by `_serve_many` only, which starts it again if it cannot."""
     spec = json.loads(spec_text)
     try:
@@ -179,8 +208,9 @@ def worker(spec_text: str) -> int:
         )
         if spec["demo_url"]:
             settings = settings.with_demo_at(spec["demo_url"])
-        replica = _replica(settings, spec["index"])
-        return uvloop.run(_serve_one(settings, read, False, replica=replica, shared_port=True))
+        index = spec["index"]
+        replica, here = f"{spec['name']}-{index}", (Path(spec["meeting"]), index)
+        return uvloop.run(_serve_one(settings, read, False, replica=replica, worker=here))
     except (CannotStart, config.ConfigError, schema.SchemaMismatch, Unavailable) as e:
         print(f"worker {spec['index']} cannot start: {e}", file=sys.stderr, flush=True)
         return 1

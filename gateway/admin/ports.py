@@ -147,7 +147,8 @@ class AdminDeps:
     #: reasons why traffic should go elsewhere; empty = ready
     readiness: Callable[[], Sequence[str]]
     #: (content type, page)
-    metrics: Callable[[], tuple[str, bytes]]
+    #: for an `Accept` header: content type and page
+    metrics: Callable[[str], Awaitable[tuple[str, bytes]]]
     #: the store, for one request of one admin, which may be one that is to happen once
     registry: Callable[[Admin, Once | None], Registry]
     prefix: Prefix

@@ -89,8 +89,8 @@ class _Probes:
             return _json({"status": "not ready", "reasons": reasons}, 503)
         return _json({"status": "ready", "reasons": []})
 
-    async def metrics(self, _: web.Request) -> web.Response:
-        content_type, page = self._deps.metrics()
+    async def metrics(self, request: web.Request) -> web.Response:
+        content_type, page = await self._deps.metrics(request.headers.get("Accept", ""))
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 

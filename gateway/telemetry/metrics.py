@@ -12,11 +12,9 @@ from functools import partial
 
 from gateway.core.catalog import Catalog
 from gateway.core.entry import Attempt, Outcome
-from gateway.core.money import usd_text
 from gateway.telemetry import process
-from gateway.telemetry.series import OTHER, Counter, Gauge, Histogram, Labels, Reading
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from gateway.telemetry.page import Across, Exemplar, Family, Labels, written
+from gateway.telemetry.series import OTHER, Counter, Gauge, Histogram, Reading
 
 #: Seconds: a gateway answers in milliseconds, a reasoning model in minutes.
 DURATION_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -28,28 +26,26 @@ _STATUS_CLASS = tuple(f"{n}xx" for n in range(10))
 _FINISHES = frozenset({"client_gone", "upstream_cut", "error"})
 
 
-def _counter(
-    max_series: int, name: str, text: str, labels: Labels, as_text: Callable[[int], str] = str
-) -> Counter:
+def _counter(max_series: int, name: str, text: str, labels: Labels, *, nano: bool = False) -> Counter:
     open_labels = tuple(x for x in ("client", "team") if x in labels)
-    return Counter(name, text, labels, open_labels=open_labels, max_series=max_series, as_text=as_text)
+    return Counter(name, text, labels, open_labels=open_labels, max_series=max_series, nano=nano)
 
 
 def _cost_counters(counter: Callable[..., Counter], labels: Labels) -> tuple[Counter, Counter, Counter]:
     """Charged, without caches, and charged by client: one more label on the first two would multiply their series."""
     return (
-        counter("tollhouse_cost_usd_total", "Cost charged to the ledger.", labels, usd_text),
+        counter("tollhouse_cost_usd_total", "Cost charged to the ledger.", labels, nano=True),
         counter(
             "tollhouse_list_cost_usd_total",
             "What the same tokens would have cost without any cache.",
             labels,
-            usd_text,
+            nano=True,
         ),
         counter(
             "tollhouse_client_cost_usd_total",
             "The same cost by the kind of agent that asked.",
             ("client",),
-            usd_text,
+            nano=True,
         ),
     )
 
@@ -66,7 +62,7 @@ def _cache_counters(counter: Callable[..., Counter], labels: Labels) -> tuple[Co
             "tollhouse_cache_lost_usd_total",
             "What those calls cost more than they would have.",
             labels,
-            usd_text,
+            nano=True,
         ),
     )
 
@@ -148,8 +144,13 @@ class Metrics:
         ]
         self._gauges: dict[str, Gauge] = {}
         self.gauge(
-            "tollhouse_build_info", "Version of this gateway.", lambda: {(version,): 1.0}, ("version",)
+            "tollhouse_build_info",
+            "Version of this gateway.",
+            lambda: {(version,): 1.0},
+            ("version",),
+            across="max",
         )
+        self.gauge("tollhouse_workers", "Processes that answered this scrape.", lambda: 1.0)
         self._process_gauges()
 
     def _process_gauges(self) -> None:
@@ -161,7 +162,9 @@ class Metrics:
         self.gauge("process_open_fds", "Open file descriptors.", process.open_fds)
         self.gauge("process_max_fds", "Limit of open file descriptors.", process.max_fds)
         started_s = process.start_time_seconds()
-        self.gauge("process_start_time_seconds", "Start time since 1970 UTC.", lambda: started_s)
+        self.gauge(
+            "process_start_time_seconds", "Start time since 1970 UTC.", lambda: started_s, across="min"
+        )
 
     def use_catalog(self, catalog: Catalog) -> None:
         """Take model, provider and deployment labels from this catalog; anything else counts as "other"."""
@@ -177,16 +180,20 @@ class Metrics:
         labels: Labels = (),
         *,
         only_grows: bool = False,
+        across: Across = "sum",
     ) -> None:
         """Read this at every scrape: a number, or a mapping from label values to numbers.
 
-        `only_grows` makes it a Prometheus counter; its name then ends in `_total`.
+        `only_grows` makes it a Prometheus counter; its name then ends in `_total`. `across`: how the values of
+        several workers become one.
         """
         if name in self._gauges or any(f.name == name for f in self._families):
             raise ValueError(f"{name} exists already")
         if only_grows != name.endswith("_total"):
             raise ValueError(f"{name}: names of counters, and only they, end in _total")
-        self._gauges[name] = Gauge(name, text, read, labels, kind="counter" if only_grows else "gauge")
+        self._gauges[name] = Gauge(
+            name, text, read, labels, kind="counter" if only_grows else "gauge", across=across
+        )
 
     def request(
         self,
@@ -197,8 +204,13 @@ class Metrics:
         duration_s: float,
         first_token_s: float | None = None,
         overhead_s: float | None = None,
+        trace_id: str = "",
+        at_s: float = 0.0,
     ) -> None:
-        """One request was answered. `status` is what the client saw (499 if it was gone)."""
+        """One request was answered. `status` is what the client saw (499 if it was gone).
+
+        `trace_id`, of a trace that was sampled and ended at `at_s` (1970 UTC), makes it an exemplar.
+        """
         status_class = _STATUS_CLASS[status // 100] if 0 <= status < 1000 else OTHER
         self._requests.add((operation, client, status_class))
         self._duration.observe((operation, status_class), duration_s)
@@ -206,6 +218,12 @@ class Metrics:
             self._first_token.observe((operation,), first_token_s)
         if overhead_s is not None:
             self._overhead.observe((operation,), overhead_s)
+        if trace_id:
+            self._duration.exemplify((operation, status_class), Exemplar(duration_s, trace_id, at_s))
+            if first_token_s is not None:
+                self._first_token.exemplify((operation,), Exemplar(first_token_s, trace_id, at_s))
+            if overhead_s is not None:
+                self._overhead.exemplify((operation,), Exemplar(overhead_s, trace_id, at_s))
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
         """One attempt got its terminal entry (not for a `correct`: the ledger alone knows its difference)."""
@@ -245,8 +263,10 @@ class Metrics:
         """A breaker spoke of something new; `breaker` and `action` are values of `core.breakers`."""
         self._breakers.add((breaker, action))
 
+    def read(self) -> list[Family]:
+        """Everything as it stands now."""
+        return [each.read() for each in (*self._families, *self._gauges.values())]
+
     def render(self) -> bytes:
-        """The page for a scrape, of content type `CONTENT_TYPE`."""
-        parts = [family.render() for family in self._families]
-        parts += [gauge.render() for gauge in self._gauges.values()]
-        return "".join(parts).encode()
+        """The page for a scrape of this process alone, in the older text form."""
+        return written(self.read())

@@ -1,6 +1,7 @@
-"""Counters, gauges and histograms as plain dicts, and their Prometheus text form (0.0.4).
+"""Counters, gauges and histograms as plain dicts.
 
-An increment is a dict look-up and an addition, 0.2 to 0.3 us. All text is made when somebody scrapes.
+An increment is a dict look-up and an addition, 0.2 to 0.3 us. What a scrape needs is made when somebody scrapes
+(`page`).
 
 A family never holds more than twice `max_series` series (and one), whatever its callers pass: a Prometheus
 server dies of label values that somebody outside may choose.
@@ -9,30 +10,16 @@ server dies of label values that somebody outside may choose.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from gateway.telemetry.page import Across, Exemplar, Family, Labels, Sample
 
 #: What stands in for a label value that is unknown, or one too many.
 OTHER = "other"
 
-Labels = tuple[str, ...]
 
-
-def escaped(value: str) -> str:
-    """A label value as it stands between double quotes."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def head(name: str, kind: str, text: str) -> str:
-    text = text.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-
-
-def sample(name: str, labels: Iterable[str], values: Iterable[str], value: str) -> str:
-    pairs = ",".join(f'{k}="{escaped(v)}"' for k, v in zip(labels, values, strict=True))
-    return f"{name}{{{pairs}}} {value}\n" if pairs else f"{name} {value}\n"
-
-
-class _Family:
+class _Series:
     """A metric's name, its label names, and the guard on how many combinations of them there may be."""
 
     def __init__(
@@ -63,8 +50,8 @@ class _Family:
         return (OTHER,) * len(self.labels)
 
 
-class Counter(_Family):
-    """A sum of integers that only grows. `as_text` prints a value, for amounts kept in small units."""
+class Counter(_Series):
+    """A sum of integers that only grows; with `nano` they are billionths of the unit in its name."""
 
     def __init__(
         self,
@@ -74,10 +61,10 @@ class Counter(_Family):
         *,
         open_labels: Sequence[str] = (),
         max_series: int = 2_000,
-        as_text: Callable[[int], str] = str,
+        nano: bool = False,
     ) -> None:
         super().__init__(name, text, labels, open_labels=open_labels, max_series=max_series)
-        self._as_text = as_text
+        self._nano = nano
         self._values: dict[Labels, int] = {}
 
     def add(self, key: Labels, amount: int = 1) -> None:
@@ -87,12 +74,12 @@ class Counter(_Family):
             key = self._admit(key, self._values)
             self._values[key] = self._values.get(key, 0) + amount
 
-    def render(self) -> str:
-        lines = [sample(self.name, self.labels, k, self._as_text(v)) for k, v in sorted(self._values.items())]
-        return head(self.name, "counter", self.text) + "".join(lines)
+    def read(self) -> Family:
+        samples = tuple(Sample(k, v) for k, v in sorted(self._values.items()))
+        return Family(self.name, "counter", self.text, self.labels, samples, nano=self._nano)
 
 
-class Histogram(_Family):
+class Histogram(_Series):
     """Observations counted into buckets; `bounds` are the upper ends, rising, without +Inf."""
 
     def __init__(
@@ -112,6 +99,7 @@ class Histogram(_Family):
         #: per series: one count per bucket, the last one is above all bounds; then the sum
         self._counts: dict[Labels, list[int]] = {}
         self._sums: dict[Labels, float] = {}
+        self._exemplars: dict[Labels, list[Exemplar | None]] = {}
 
     def observe(self, key: Labels, value: float) -> None:
         counts = self._counts.get(key)
@@ -122,34 +110,42 @@ class Histogram(_Family):
         counts[bisect_left(self._bounds, value)] += 1
         self._sums[key] += value
 
-    def render(self) -> str:
-        out = [head(self.name, "histogram", self.text)]
-        with_le = (*self.labels, "le")
-        for key, counts in sorted(self._counts.items()):
-            total = 0
-            for bound, count in zip((*map(repr, self._bounds), "+Inf"), counts, strict=True):
-                total += count
-                out.append(sample(f"{self.name}_bucket", with_le, (*key, bound), str(total)))
-            out.append(sample(f"{self.name}_sum", self.labels, key, repr(self._sums[key])))
-            out.append(sample(f"{self.name}_count", self.labels, key, str(total)))
-        return "".join(out)
+    def exemplify(self, key: Labels, exemplar: Exemplar) -> None:
+        """Keep this as the newest exemplar of the bucket that its value, already observed, fell into."""
+        if key in self._counts:
+            kept = self._exemplars.setdefault(key, [None] * (len(self._bounds) + 1))
+            kept[bisect_left(self._bounds, exemplar.value)] = exemplar
+
+    def read(self) -> Family:
+        samples = tuple(
+            Sample(key, self._sums[key], tuple(counts), tuple(self._exemplars.get(key, ())))
+            for key, counts in sorted(self._counts.items())
+        )
+        return Family(self.name, "histogram", self.text, self.labels, samples, self._bounds)
 
 
 #: What a gauge reads: one number, or one per combination of label values.
 Reading = float | Mapping[Labels, float]
 
 
-class Gauge(_Family):
+class Gauge(_Series):
     """A value that is read when somebody scrapes; `kind` is "counter" for one that only grows."""
 
     def __init__(
-        self, name: str, text: str, read: Callable[[], Reading], labels: Labels = (), *, kind: str = "gauge"
+        self,
+        name: str,
+        text: str,
+        read: Callable[[], Reading],
+        labels: Labels = (),
+        *,
+        kind: Literal["gauge", "counter"] = "gauge",
+        across: Across = "sum",
     ) -> None:
         super().__init__(name, text, labels)
-        self._read, self._kind = read, kind
+        self._read, self._kind, self._across = read, kind, across
 
-    def render(self) -> str:
+    def read(self) -> Family:
         reading = self._read()
         values: Mapping[Labels, float] = reading if isinstance(reading, Mapping) else {(): reading}
-        lines = [sample(self.name, self.labels, k, repr(v)) for k, v in sorted(values.items())[: self._max]]
-        return head(self.name, self._kind, self.text) + "".join(lines)
+        samples = tuple(Sample(k, v) for k, v in sorted(values.items())[: self._max])
+        return Family(self.name, self._kind, self.text, self.labels, samples, across=self._across)

@@ -95,6 +95,10 @@ class Office:
         return [tuple(row) for row in await self.database.read(tx)]
 
 
+async def _scraped(_: str) -> tuple[str, bytes]:
+    return "text/plain; version=0.0.4; charset=utf-8", b"tollhouse_up 1\n"
+
+
 @asynccontextmanager
 async def office(url: str) -> AsyncIterator[Office]:
     """In front of the empty, migrated database at `url`."""
@@ -104,7 +108,7 @@ async def office(url: str) -> AsyncIterator[Office]:
     deps = AdminDeps(
         identify=identify(ADMIN_KEY, AdminKeys(database, PEPPER)),
         readiness=lambda: it.reasons,
-        metrics=lambda: ("text/plain; version=0.0.4; charset=utf-8", b"tollhouse_up 1\n"),
+        metrics=_scraped,
         registry=lambda admin, once: Registry(database, admin, pepper=PEPPER, once=once),
         prefix=Explained(database, CATALOG, CacheRules()).request,
         misses=partial(reports.misses, database),

@@ -220,6 +220,8 @@ async def test_a_worker_does_not_outlive_its_parent_and_says_why_it_cannot_start
         "listen": ["127.0.0.1", port],
         "admin": ["127.0.0.1", 0],
         "index": 0,
+        "name": "test",
+        "meeting": str(tmp_path),
         "demo_url": "http://127.0.0.1:9/v1",
     }
     first = await start_worker(spec)

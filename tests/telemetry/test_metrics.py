@@ -10,6 +10,7 @@ import pytest
 from gateway.core.entry import Kind
 from gateway.core.explanation import Cause, Explanation, Verdict
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.page import family_text
 from gateway.telemetry.series import Counter, Gauge, Histogram
 from tests.telemetry.facts import CATALOG, attempt, outcome
 
@@ -159,7 +160,7 @@ def test_when_closed_labels_run_over_too_everything_collapses() -> None:
     counter = Counter("t_total", "T.", ("a",), max_series=3)
     for n in range(100):
         counter.add((str(n),))
-    assert counter.render().splitlines()[2:] == [
+    assert family_text(counter.read()).splitlines()[2:] == [
         't_total{a="0"} 1',
         't_total{a="1"} 1',
         't_total{a="2"} 1',
@@ -173,7 +174,7 @@ def test_when_closed_labels_run_over_too_everything_collapses() -> None:
 def test_text_is_escaped_as_the_format_asks() -> None:
     counter = Counter("t_total", "A \\ and\na line.", ("a",))
     counter.add(('say "\\hi"\n',))
-    assert counter.render() == (
+    assert family_text(counter.read()) == (
         "# HELP t_total A \\\\ and\\na line.\n# TYPE t_total counter\n"
         + 't_total{a="say \\"\\\\hi\\"\\n"} 1\n'
     )
@@ -183,7 +184,7 @@ def test_a_bound_belongs_to_its_bucket_and_infinity_counts_all() -> None:
     histogram = Histogram("t_seconds", "T.", (), (0.1, 1.0))
     for value in (0.1, 0.5, 1.0, 7.0):
         histogram.observe((), value)
-    assert histogram.render().splitlines() == [
+    assert family_text(histogram.read()).splitlines() == [
         "# HELP t_seconds T.",
         "# TYPE t_seconds histogram",
         't_seconds_bucket{le="0.1"} 1',
@@ -236,4 +237,4 @@ def test_mistakes_in_a_definition_are_told() -> None:
 
 def test_a_gauge_over_the_limit_is_cut() -> None:
     gauge = Gauge("t", "T.", lambda: {(str(n),): 1.0 for n in range(5_000)}, ("a",))
-    assert len(gauge.render().splitlines()) == 2 + 2_000
+    assert len(family_text(gauge.read()).splitlines()) == 2 + 2_000
