@@ -88,8 +88,8 @@ class App:
         *,
         replica_id: str,
         reuse_port: bool = False,
-        reconcile_every_s: float = RECONCILE_EVERY_S,
         worker: tuple[Path, int] | None = None,
+        reconcile_every_s: float = RECONCILE_EVERY_S,
         access_log: bool = True,
         webhook_loopback: bool = False,
         read: Callable[[], Settings] | None = None,
@@ -100,9 +100,9 @@ class App:
         self.clock = SystemClock()
         self._replica_id = replica_id
         self._reuse_port = reuse_port
-        self._reconcile_every_s = reconcile_every_s
         self._worker = worker
         self._peers: Peers | None = None
+        self._reconcile_every_s = reconcile_every_s
         self._stack = AsyncExitStack()
         self._draining = False
         self._write_access = access_log
@@ -215,13 +215,13 @@ class App:
         world = self._world(keys, upstream, pepper, *await self._shared())
         add_gauges(self.metrics, world)
         add_ledger_gauges(self.metrics, self.ledger)
-        await self._start_admin(world, pepper)
         if self._worker is not None:
             from gateway.telemetry.peers import Peers
 
             self._peers = Peers(*self._worker, self.metrics.read)
             await self._peers.start()
             stack.push_async_callback(self._peers.close)
+        await self._start_admin(world, pepper)
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
 
@@ -302,8 +302,8 @@ class App:
             "tollhouse_limits_degraded",
             "1 while Redis is away and each process keeps to its share of the limits.",
             lambda: int(limits.degraded),
-        )
             across="max",
+        )
         return limits, prefixes
 
     def _world(
@@ -480,12 +480,12 @@ class App:
             )
         )
 
-    async def _start_admin(self, world: World, pepper: bytes) -> None:
     async def _scraped(self, accept: str) -> tuple[str, bytes]:
         families = self.metrics.read() if self._peers is None else await self._peers.families()
         openmetrics = wants_openmetrics(accept)
         return OPENMETRICS if openmetrics else PROMETHEUS, written(families, openmetrics=openmetrics)
 
+    async def _start_admin(self, world: World, pepper: bytes) -> None:
         server = AdminServer(
             admin_deps(
                 lambda: self.settings,

@@ -188,6 +188,8 @@ def _worker_command(
         "listen": [ready.listen.host, ready.listen.port],
         "admin": [ready.admin_listen.host, ready.admin_listen.port],
         "index": index,
+        "name": name,
+        "meeting": str(meeting),
         "demo_url": next((p.base_url for p in ready.providers.values() if p.wire == "demo"), ""),
     }
     return workers.Command(
@@ -196,8 +198,6 @@ def _worker_command(
 
 
 def worker(spec_text: str) -> int:
-        "name": name,
-        "meeting": str(meeting),
     """One of several processes; started by `_serve_many` only, which starts it again if it cannot."""
     spec = json.loads(spec_text)
     try:
