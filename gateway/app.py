@@ -80,6 +80,7 @@ class App:
     `replica_id` names this process to the ledger, the same after a restart, so that it finds its own journal.
     `reuse_port`: several processes share the ports; `worker` is then the directory that they share, and which of
     them this is. `webhook_loopback`: tests receive alerts at 127.0.0.1.
+    `read` gives the configuration as it is now, `siblings` tells the other processes to take it over too.
     """
 
     def __init__(

@@ -81,6 +81,8 @@ async def _serve_one(
                 replica_id=replica,
                 reuse_port=shared_port,
                 worker=worker,
+                read=read,
+                siblings=partial(_hang_up, os.getppid()) if shared_port else lambda: None,
             ) as running:
                 # What is loaded now stays: no collection ever looks at it again.
                 gc.collect()
@@ -106,6 +108,12 @@ def _reload(running: app.App, read: Callable[[], Settings]) -> None:
         told(running.reload(read))
     except config.ConfigError as error:
         told(error)
+
+
+def _hang_up(parent: int) -> None:
+    """Have the parent tell all workers to reload, this one once more. One whose parent has died is ending itself."""
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGHUP)
 
 
 def _refuse_to_be_second(settings: Settings) -> None:
@@ -202,10 +210,14 @@ def worker(spec_text: str) -> int:
     spec = json.loads(spec_text)
     try:
         path = Path(spec["config"]) if spec["config"] else None
-        read = partial(config.load, path, config.environment())
-        settings = dataclasses.replace(
-            read(), listen=Listen(*spec["listen"]), admin_listen=Listen(*spec["admin"]), workers=1
-        )
+        listen, admin = Listen(*spec["listen"]), Listen(*spec["admin"])
+
+        def read() -> Settings:
+            """With what the parent has decided, so that a reload finds no change where there is none."""
+            found = config.load(path, config.environment())
+            return dataclasses.replace(found, listen=listen, admin_listen=admin, workers=1)
+
+        settings = read()
         if spec["demo_url"]:
             settings = settings.with_demo_at(spec["demo_url"])
         index = spec["index"]
