@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from gateway.core.entry import Refused
+    from gateway.core.entry import Attempt, Refused
 
 
 def provider_request_id(headers: Mapping[str, str]) -> str:
@@ -130,6 +130,8 @@ class BudgetExceeded(GatewayError):
         super().__init__(message)
         self.refused = refused  # what the ledger said
         self.used_up = used_up  # no hold that ends brings anything back
+        #: what was refused, for those who count it: attempt, refusal, nano-dollars that it was to hold
+        self.asked: tuple[Attempt, Refused, int | None] | None = None
         self.scope = scope
         self.unit = unit
         self.remaining = remaining  # in `unit`; nano-dollars if that is "usd"

@@ -7,7 +7,7 @@ import msgspec
 from gateway.core import bounds, prices
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
-from gateway.core.errors import RateLimited
+from gateway.core.errors import BudgetExceeded, RateLimited
 from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceRow
 from gateway.core.refusal import refusal_of
@@ -100,7 +100,12 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     if stuck and x.spoken and await world.go_on(attempt.task_id, "somebody has spoken to the model"):
         granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
     if isinstance(granted, Refused):
-        raise refusal_of(granted, ask, least, bound.unbounded_by(x, deployment))
+        error = refusal_of(granted, ask, least, bound.unbounded_by(x, deployment))
+        if not x.landing:  # in the place of a request that was counted
+            world.refused(attempt, granted, ask.nano_usd)
+            if isinstance(error, BudgetExceeded):
+                error.asked = attempt, granted, ask.nano_usd
+        raise error
     x.task_step = granted.task_step
     x.task_began_ms = granted.task_began_ms
     if x.run is not None:

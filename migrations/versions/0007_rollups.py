@@ -58,11 +58,11 @@ def upgrade() -> None:
     _hourly("refused_hour", (*_ALL, "scope_kind"), ("refusals", "unbounded", "refused_nano_usd"))
     sums = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in _SUMS)
     op.execute(
-        f"INSERT INTO team_hour (hour_ms, tenant_id, team_id, {', '.join(_SUMS)}) "
+        f"INSERT INTO team_hour (hour_ms, tenant_id, team_id, {', '.join(_SUMS)}) "  # noqa: S608
         f"SELECT hour_ms, tenant_id, team_id, {sums} FROM usage_hour GROUP BY hour_ms, tenant_id, team_id"
     )
     op.execute(
-        f"INSERT INTO miss_hour (hour_ms, {', '.join(_ALL)}, cause, attempts, lost_tokens, lost_nano_usd) "
+        f"INSERT INTO miss_hour (hour_ms, {', '.join(_ALL)}, cause, attempts, lost_tokens, lost_nano_usd) "  # noqa: S608
         f"SELECT m.at_ms / 3600000 * 3600000, {', '.join(f'm.{key}' for key in _ALL).replace('m.tier', 'l.tier')}, "
         "m.cause, count(*), CAST(sum(m.lost_tokens) AS BIGINT), CAST(sum(m.lost_nano_usd) AS BIGINT) "
         "FROM prefix_miss m JOIN ledger l "
