@@ -10,7 +10,7 @@ from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
-from gateway.core.entry import Granted
+from gateway.core.entry import Attempt, Granted, Refused
 from gateway.core.health import HealthState
 from gateway.core.identity import Caller, RateLimit, TaskRef
 from gateway.core.kept_answers import KeptAnswers, Wish
@@ -115,6 +115,10 @@ def _nobody(_kind: str, _dedupe: str, _body: Mapping[str, object]) -> None:
     """Nobody is told."""
 
 
+def _uncounted(_attempt: Attempt, _refused: Refused, _nano_usd: int | None) -> None:
+    """Nobody counts what is refused."""
+
+
 async def _not_paused(_task_id: str, _reason: str) -> bool:
     """No task is paused here."""
     return False
@@ -178,6 +182,8 @@ class World:
     tell: Callable[[str, str, Mapping[str, object]], None] = _nobody
     told: Told = field(default_factory=Told)
     repeats: Repeats = field(default_factory=Repeats)
+    #: counts a hold that was refused: attempt, refusal, nano-dollars that it was to hold (None = not known)
+    refused: Callable[[Attempt, Refused, int | None], None] = _uncounted
     #: (task id, why): let a task go on that a breaker has paused; False if it is not. Raises `Unavailable`.
     go_on: Callable[[str, str], Awaitable[bool]] = _not_paused
 

@@ -61,6 +61,8 @@ class Gateway:
         world = self._world
         told = world.repeats.find(incoming, world.ledger.changes, world.clock.monotonic())
         if told is not None:
+            if told.error.asked is not None:
+                world.refused(*told.error.asked)
             return told.again()
         changes = world.ledger.changes
         x = Exchange(incoming, world.clock.now_ms(), steps)
