@@ -9,7 +9,8 @@ import pytest
 from gateway.core.catalog import Deployment
 from gateway.core.gpu_price import GpuPrice
 from gateway.core.prices import Rates
-from gateway.core.serving import CacheSalt, QueuePolicy, Serving
+from gateway.core.rules import Caps
+from gateway.core.serving import CacheSalt, QueuePolicy, Serving, Urgency
 from gateway.settings import ConfigError, Settings, load
 
 GPU = "{gpu: {usd_per_replica_hour: 2.50, input_tokens_per_s: 16000, output_tokens_per_s: 900}}"
@@ -100,3 +101,14 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path) -> None:
         "9: providers.gpu.deployments[0].concurrent_per_replica: says with `concurrent` twice how many calls "
         "there may be"
     ]
+
+
+def test_a_rule_may_say_how_urgent_something_is(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    rules = "rules: [{name: night, tier: standard, when: time.hour < 6, urgency: batch, priority: -3}]\n"
+    file.write_text(f"discover_providers: false\n{rules}")
+    (rule,) = load(file, {}).routing.texts
+    assert rule.caps == Caps(urgency=Urgency.BATCH, priority=-3)
+    file.write_text(f"discover_providers: false\n{rules.replace('batch', 'soon')}")
+    with pytest.raises(ConfigError, match="must be one of interactive, batch, not 'soon'"):
+        load(file, {})

@@ -33,6 +33,7 @@ from gateway.core import expressions, reach
 from gateway.core.catalog import Operation, Tier
 from gateway.core.clients import CLIENTS, PURPOSES
 from gateway.core.expressions import Beyond, ExpressionError, Node
+from gateway.core.serving import Urgency
 
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
@@ -44,6 +45,8 @@ class Caps:
     max_output_tokens: int | None = None
     reasoning_effort: str | None = None
     service_tier: str | None = None
+    urgency: Urgency | None = None  # in queues, and where it says no `priority`
+    priority: int | None = None  # to servers that schedule by it; lower is earlier
 
 
 class Switch(StrEnum):

@@ -10,7 +10,7 @@ Everything is a splice over the bytes as received: what no splice names stays by
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -81,7 +81,6 @@ class Request(msgspec.Struct, frozen=True):
     off: frozenset[Transform] = frozenset()
     trim: TrimPolicy = TrimPolicy()
     group: str = ""  # the task: names the run towards a provider that routes by key, and in addresses
-    salt: Callable[[], str] | None = None  # what separates this tenant's cache from others'
     now_s: float = 0.0  # monotonic
     again: bool = False  # another attempt of a request that was shaped before
 
@@ -102,6 +101,7 @@ class Shaped(msgspec.Struct, frozen=True):
     ] = ()  # lines of the system prompt that stand at the end now, as JSON text without quotes
     #: lines that move since this request, as a diff for people; "" if none is new
     diff: str = ""
+    protections: tuple[str, ...] = ()  # what was said for the client, or in its place (`core.protection`)
 
     @property
     def added_bytes(self) -> int:
@@ -134,9 +134,7 @@ class Shaper:
         if level is Level.OBSERVE or request.operation not in _SHAPED:
             return AS_IT_CAME
         if len(request.body) < LEAST_BYTES or not len(request.facts.segments):
-            if rule is None or rule.key_means is not KeyMeans.ISOLATION:
-                return Shaped(level, why_no_marks="below the minimum")
-            return self._keyed(request, rule, _Draft())
+            return Shaped(level, why_no_marks="below the minimum")
         draft = _Draft()
         lineage, system = self._lineage(request)
         if not request.again:
@@ -396,16 +394,12 @@ class Shaper:
     # --- cache keys ---------------------------------------------------------------------------------------
 
     def _keyed(self, request: Request, rule: CacheRule, draft: _Draft) -> Shaped:
-        """A key that keeps a run on one server, or a salt that keeps tenants apart; never one that separates reuse."""
+        """A key that keeps a run on one server; never one that separates reuse. A salt is no matter of levels
+        (`core.protection`)."""
         member, header = rule.key_on(request.operation)
         if Transform.CACHE_KEY in request.off or not request.native or not (member or header):
             return draft.done(request.level)
-        if rule.key_means is KeyMeans.ISOLATION and request.salt is not None:
-            value = request.salt()
-        elif rule.key_means is KeyMeans.ROUTING and draft.continued:
-            value = request.group
-        else:
-            value = ""
+        value = request.group if rule.key_means is KeyMeans.ROUTING and draft.continued else ""
         if value and member and member not in request.facts.spans.members:
             draft.members = b',"%b":%b' % (member.encode(), msgspec.json.encode(value))
             draft.applied.append(Transform.CACHE_KEY)

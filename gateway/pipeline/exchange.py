@@ -21,6 +21,7 @@ from gateway.core.retries import RetryBudget
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
 from gateway.core.runs import Run, Runs, Thread
+from gateway.core.serving import Urgency
 from gateway.core.shaping import AS_IT_CAME, CachingPolicy, Level, Shaped, Shaper
 from gateway.core.threads import Threads
 from gateway.pipeline.places import Places
@@ -213,6 +214,8 @@ class Exchange:
     wish: Wish | None = None  # to be answered again, or to have its answer kept for that
 
     spoken: bool = False  # somebody has said something new to the model since its last turn
+
+    urgency: Urgency | None = None  # as `urgency_of` tells it; None until somebody asks
 
     landing: bool = False  # the last answer of a task whose budget is used up
 

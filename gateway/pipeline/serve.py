@@ -203,8 +203,8 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
         ("x-deployment", deployment.name),
         ("x-attempts", str(x.attempts)),
     ]
-    if x.shaped.applied:
-        headers.append(("x-cache-transforms", ",".join(x.shaped.applied)))
+    if x.shaped.applied or x.shaped.protections:
+        headers.append(("x-cache-transforms", ",".join((*x.shaped.applied, *x.shaped.protections))))
     if x.route.rule:
         headers.append(("x-rule", in_a_header(x.route.rule)))
     if x.route.why:

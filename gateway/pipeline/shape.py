@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Mapping
-from functools import partial
 
 from gateway.core import bounds, secrets
-from gateway.core.cache_rules import KeyMeans
+from gateway.core.cache_rules import CacheRule, KeyMeans
 from gateway.core.catalog import Deployment, Wire
 from gateway.core.errors import InvalidRequest
+from gateway.core.identity import Caller
 from gateway.core.known_prompts import Prompt
+from gateway.core.protection import own_words, protected
+from gateway.core.serving import CacheSalt
 from gateway.core.shaping import AS_IT_CAME, LEAST_BYTES, Level, Request, Shaped
 from gateway.pipeline.exchange import Exchange, World
+from gateway.pipeline.urgency import priority_of
 
 LEVEL_HEADER = "x-cache-level"
 
@@ -42,16 +45,26 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
     """What leaves for this deployment instead of what came. Synchronous: what is remembered of a run belongs to one
     request from its first look to its last."""
     caller, provider = x.caller, deployment.provider
-    policy = world.caching()
-    level = policy.level_for(x.cache_level, caller.key_id, caller.team_id, deployment.name)
-    if level is Level.OBSERVE:
-        return AS_IT_CAME
     rule = world.cache_rules().find(
         f"{provider.cache_rules or provider.name}/{deployment.upstream_model}", x.received_ms
     )
-    isolated = rule is not None and rule.key_means is KeyMeans.ISOLATION
-    if x.facts.size < LEAST_BYTES and not isolated:
-        return _TOO_SHORT[level]
+    level = world.caching().level_for(x.cache_level, caller.key_id, caller.team_id, deployment.name)
+    if level is Level.OBSERVE:
+        found = AS_IT_CAME
+    elif x.facts.size < LEAST_BYTES:
+        found = _TOO_SHORT[level]
+    else:
+        found = _shaped(world, x, deployment, rule, level)
+    salted = rule is not None and rule.key_means is KeyMeans.ISOLATION
+    if salted or deployment.serving.cache_salt is not None or deployment.serving.takes_priority:
+        return _protected(world, x, deployment, found, salted)
+    return found
+
+
+def _shaped(
+    world: World, x: Exchange, deployment: Deployment, rule: CacheRule | None, level: Level
+) -> Shaped:
+    policy = world.caching()
     try:
         found = world.shaper.shape(
             Request(
@@ -59,14 +72,13 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
                 facts=x.facts,
                 body=x.incoming.body,
                 links=x.chain,
-                scope=(caller.key_id, x.client, x.signal.external_id),
+                scope=(x.caller.key_id, x.client, x.signal.external_id),
                 rule=rule,
-                native=deployment.native(x.operation) and provider.wire is not Wire.LITELLM,
+                native=_as_it_is(x, deployment),
                 level=level,
                 off=policy.off,
                 trim=policy.trim,
                 group=x.task.task_id,
-                salt=partial(_salt, world, caller.tenant_id) if isolated else None,
                 now_s=world.clock.monotonic(),
                 again=x.attempts > 0,
             )
@@ -80,9 +92,35 @@ def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:
         return AS_IT_CAME
 
 
-def _salt(world: World, tenant_id: str) -> str:
-    """The same for a tenant's every request, and nothing that another tenant could guess."""
-    digest = secrets.hmac_of(world.pepper, f"cache_salt:{tenant_id}")
+def _as_it_is(x: Exchange, deployment: Deployment) -> bool:
+    """The body leaves in the dialect in which it came."""
+    return deployment.native(x.operation) and deployment.provider.wire is not Wire.LITELLM
+
+
+def _protected(world: World, x: Exchange, deployment: Deployment, found: Shaped, salted: bool) -> Shaped:
+    """With the salt and the priority that are the gateway's to say, whatever the level; never the client's."""
+    for name in own_words(x.facts):
+        if world.told.first(f"own {name}/{x.caller.key_id}"):
+            _log.warning(
+                "key %s sends %r of its own; %s gets the gateway's instead, now and from now on",
+                *(x.caller.key_id, name, deployment.name),
+            )
+    apart = deployment.serving.cache_salt or (CacheSalt.TENANT if salted else CacheSalt.NONE)
+    return protected(
+        found,
+        x.facts,
+        salt=_salt(world, x.caller, apart),
+        priority=priority_of(world, x, deployment),
+        native=_as_it_is(x, deployment),
+    )
+
+
+def _salt(world: World, caller: Caller, apart: CacheSalt) -> str:
+    """The same for every request of a tenant, or of a team, and nothing that anybody else could guess; "" for none."""
+    if apart is CacheSalt.NONE:
+        return ""
+    of = caller.tenant_id if apart is CacheSalt.TENANT else f"{caller.tenant_id}/team:{caller.team_id}"
+    digest = secrets.hmac_of(world.pepper, f"cache_salt:{of}")
     return base64.urlsafe_b64encode(digest[:18]).decode()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gateway.core.catalog import Catalog, Tier
+from gateway.core.protection import PRIORITY_MAX
 from gateway.core.routing import AUTO
 from gateway.core.rules import Caps, RuleError, RuleSet, RuleText, Switch
+from gateway.core.serving import Urgency
 from gateway.settings.model import Mode, Problem, Routing
 from gateway.settings.section import Section
 from gateway.settings.yaml_marks import parse, plain
@@ -104,6 +106,8 @@ def _rule(item: Section, catalog: Catalog, virtual: frozenset[str]) -> RuleText:
         item.optional_integer("max_output_tokens", 1, _MOST_TOKENS),
         item.text("reasoning_effort") or None,
         item.text("service_tier") or None,
+        item.optional_choice("urgency", Urgency),
+        item.optional_integer("priority", -PRIORITY_MAX, PRIORITY_MAX),
     )
     rule = RuleText(
         item.required("name"),

@@ -60,7 +60,6 @@ def shaped_by(
         level=level,
         off=off,
         group="run",
-        salt=lambda: "salt",
         now_s=now_s,
     )
     shaped = shaper.shape(request)
@@ -68,7 +67,7 @@ def shaped_by(
 
 
 FORMS = re.compile(
-    rb'(?:%b)(?:\}\])?|\[\{"type":"(?:input_)?text","text":|,"(?:prompt_cache_key|cache_salt)":"(?:run|salt)"'
+    rb'(?:%b)(?:\}\])?|\[\{"type":"(?:input_)?text","text":|,"prompt_cache_key":"run"'
     % ADDED.pattern
 )
 
