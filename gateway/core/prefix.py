@@ -125,6 +125,11 @@ def digest(segment: Segment) -> bytes:
     return found
 
 
+def canonical(segment: Segment) -> bytes:
+    """The one form of what clients write in several, as `digest` hashes it."""
+    return _canonical(segment.raw.tobytes())
+
+
 def is_system(segment: Segment) -> bool:
     """A message of the system or developer role."""
     # Codex writes an id of 40 characters in front of the role. Inside of strings the quotes would be escaped.
