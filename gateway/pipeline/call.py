@@ -30,6 +30,7 @@ from gateway.core.usage import Quality, Usage
 from gateway.pipeline import admit, bound, breakers, settle, shape
 from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
 from gateway.pipeline.fallback import Way
+from gateway.pipeline.urgency import urgency_of
 from gateway.ports import Unsent, UpstreamAnswer, UpstreamCall
 
 #: Headers of the client that go upstream; everything else stays here (allow-list, resilience: HTTP).
@@ -79,8 +80,12 @@ async def open_answer(world: World, x: Exchange) -> Opened:
 async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
     attempt = _attempt_of(world, x, deployment)
     x.shaped = shape.shaped(world, x, deployment)
-    if deployment.concurrent is not None:
-        await world.places.enter(deployment, attempt.team_id, attempt.attempt_id)
+    if deployment.limited:
+        x.steps.pause()
+        try:
+            await world.places.enter(deployment, attempt.team_id, attempt.attempt_id, urgency_of(world, x))
+        finally:
+            x.steps.resume()
     try:
         hold = await admit.reserve(world, x, attempt, deployment)
     except BaseException:

@@ -65,7 +65,7 @@ class Way:
 
     def _take(self) -> Deployment:
         at = 0
-        if self._left[0].concurrent is not None:
+        if self._left[0].limited:
             at = next((i for i, d in enumerate(self._left) if self._world.places.free(d)), 0)
         self._tried.append(self._left.pop(at))
         return self._tried[-1]

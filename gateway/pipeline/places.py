@@ -1,109 +1,203 @@
-"""places: how many calls a deployment takes at once, and who gets the next place.
+"""places: how many calls a deployment takes at once, and who gets the next place (`core.waiting`).
 
-Whoever waits stands in the queue of its team; teams take turns, so one that asks a thousand times at once delays
-another by one call. A queue that is full, or too slow, is said so with Retry-After.
+A queue that is full, or too slow, is said so with Retry-After: 429 to a team whose own calls fill it, 503 to others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from gateway.core.catalog import Deployment
-from gateway.core.errors import Unavailable
+from gateway.core.errors import GatewayError, RateLimited, Unavailable
+from gateway.core.serving import QueuePolicy, Urgency
+from gateway.core.waiting import Line, Ticket
 
-WAIT_MAX_S = 10.0
-#: Waiting calls per place that a deployment has, over all teams.
+#: Waiting calls per place that a deployment has, over all teams, unless its `queue` says how many.
 WAITING_PER_PLACE = 4
 _RETRY_AFTER_S = 2
+_RETRY_AFTER_MAX_S = 60
+#: The weight of the newest call in how long a place is held.
+_NEWEST = 0.1
+
+#: What is told of a call that came to a deployment with places: deployment, urgency, seconds that it waited, and how it
+#: ended: "entered", "late", "full" or "left".
+Waited = Callable[[str, Urgency, float, str], None]
+
+
+def _one(_deployment: str) -> int:
+    return 1
+
+
+def _untold(_deployment: str, _urgency: Urgency, _waited_s: float, _how: str) -> None:
+    """Nobody counts."""
 
 
 class _Gate:
-    __slots__ = ("inside", "waiting")
+    """One deployment as it was last asked for, who is inside, and who waits."""
 
-    def __init__(self) -> None:
+    __slots__ = ("deployment", "held_s", "inside", "line", "turns")
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
         self.inside = 0
-        self.waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self.line = Line()
+        #: a turn ends with None, which is a place, or with why there is none
+        self.turns: dict[Ticket, asyncio.Future[GatewayError | None]] = {}
+        self.held_s = 0.0  # for how long a place is held, averaged; 0 = not known
 
-    @property
-    def queued(self) -> int:
-        return sum(map(len, self.waiting.values()))
 
-    def admit_next(self) -> bool:
-        """Hand a place over to the team whose turn it is; False if nobody waits."""
-        while self.waiting:
-            team, queue = next(iter(self.waiting.items()))
-            future = queue.popleft()
-            del self.waiting[team]
-            if queue:
-                self.waiting[team] = queue  # behind the others
-            if not future.done():
-                future.set_result(None)
-                return True
-        return False
+@dataclass(frozen=True, slots=True)
+class _Held:
+    gate: _Gate
+    since_s: float
 
 
 class Places:
-    """The places of all deployments that have a limit, in this process."""
+    """The places of all deployments that have a limit, in this process.
 
-    def __init__(self, *, wait_max_s: float = WAIT_MAX_S) -> None:
+    `live` tells how many replicas of a deployment are in use; one at least counts, for a request that finds none is
+    refused elsewhere. `wait_max_s` replaces that of every deployment.
+    """
+
+    def __init__(
+        self,
+        *,
+        live: Callable[[str], int] = _one,
+        waited: Waited = _untold,
+        monotonic: Callable[[], float] = time.monotonic,
+        wait_max_s: float | None = None,
+    ) -> None:
         self._gates: dict[str, _Gate] = {}
-        self._held: dict[str, str] = {}  # attempt -> deployment
+        self._held: dict[str, _Held] = {}  # by attempt
+        self._live = live
+        self._waited = waited
+        self._monotonic = monotonic
         self._wait_max_s = wait_max_s
+
+    def most(self, deployment: Deployment) -> int | None:
+        """Calls at once; None = as many as come."""
+        per_replica = deployment.serving.concurrent_per_replica
+        if per_replica is None:
+            return deployment.concurrent
+        return per_replica * max(1, self._live(deployment.name))
 
     def free(self, deployment: Deployment) -> bool:
         """A call would not have to wait."""
+        most = self.most(deployment)
         gate = self._gates.get(deployment.name)
-        return deployment.concurrent is None or gate is None or gate.inside < deployment.concurrent
+        return most is None or gate is None or gate.inside < most
 
-    async def enter(self, deployment: Deployment, team: str, attempt_id: str) -> None:
-        """Returns with a place, which `leave` gives back; raises `Unavailable` without one."""
-        most = deployment.concurrent
+    async def enter(
+        self, deployment: Deployment, team: str, attempt_id: str, urgency: Urgency = Urgency.INTERACTIVE
+    ) -> None:
+        """Returns with a place, which `leave` gives back; raises `Unavailable` or `RateLimited` without one."""
+        most = self.most(deployment)
         if most is None:
             return
-        gate = self._gates.setdefault(deployment.name, _Gate())
-        if gate.inside < most and not gate.waiting:
+        gate = self._gates.get(deployment.name)
+        if gate is None:
+            gate = self._gates[deployment.name] = _Gate(deployment)
+        gate.deployment = deployment
+        now_s = self._monotonic()
+        if len(gate.line):
+            self._fill(gate)  # a replica may have come since
+        if gate.inside < most and not len(gate.line):
             gate.inside += 1
-            self._held[attempt_id] = deployment.name
-            return
-        if gate.queued >= most * WAITING_PER_PLACE:
-            raise _full(deployment)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        gate.waiting.setdefault(team, deque()).append(turn)
-        try:
-            async with asyncio.timeout(self._wait_max_s):
-                await turn
-        except BaseException as stop:
-            # The place may have come in the same turn of the loop.
-            if turn.done() and not turn.cancelled():
-                self._pass_on(gate)
-            turn.cancel()
-            if isinstance(stop, TimeoutError):
-                raise _full(deployment) from stop
-            raise
-        self._held[attempt_id] = deployment.name
+        else:
+            await self._wait(gate, Ticket(team, urgency, now_s), most)
+        entered_s = self._monotonic()
+        self._held[attempt_id] = _Held(gate, entered_s)
+        self._waited(deployment.name, urgency, entered_s - now_s, "entered")
 
     def leave(self, attempt_id: str) -> None:
         """Give the attempt's place back, if it has one."""
-        name = self._held.pop(attempt_id, None)
-        if name is not None:
-            self._pass_on(self._gates[name])
+        held = self._held.pop(attempt_id, None)
+        if held is None:
+            return
+        gate, took_s = held.gate, self._monotonic() - held.since_s
+        gate.held_s += (_NEWEST if gate.held_s else 1.0) * (took_s - gate.held_s)
+        self._give_back(gate)
 
-    def _pass_on(self, gate: _Gate) -> None:
-        if not gate.admit_next():
-            gate.inside -= 1
+    def look(self, deployment: str) -> None:
+        """More replicas may be there than before: let in who waits, as far as there is room."""
+        gate = self._gates.get(deployment)
+        if gate is not None:
+            self._fill(gate)
 
     def counts(self) -> dict[tuple[str, ...], float]:
         """(deployment, "inside" or "waiting") -> how many."""
         found: dict[tuple[str, ...], float] = {}
         for name, gate in self._gates.items():
             found[name, "inside"] = gate.inside
-            found[name, "waiting"] = gate.queued
+            found[name, "waiting"] = len(gate.line)
         return found
 
+    def waiting(self) -> dict[tuple[str, ...], float]:
+        """(deployment, urgency) -> how many wait."""
+        return {
+            (name, urgency.value): gate.line.waiting(urgency)
+            for name, gate in self._gates.items()
+            for urgency in Urgency
+        }
 
-def _full(deployment: Deployment) -> Unavailable:
-    return Unavailable(
-        f"all {deployment.concurrent} places of {deployment.name} are taken, and others wait for one",
-        retry_after_s=_RETRY_AFTER_S,
-    )
+    async def _wait(self, gate: _Gate, ticket: Ticket, most: int) -> None:
+        name, policy = gate.deployment.name, self._policy(gate.deployment)
+        away = gate.line.join(ticket, policy.waiting_max or most * WAITING_PER_PLACE)
+        if away is not None:
+            self._waited(name, away.ticket.urgency, self._monotonic() - away.ticket.since_s, "full")
+            refusal = self._refusal(gate, most, crowding=away.crowding)
+            if away.ticket is ticket:
+                raise refusal
+            displaced = gate.turns.pop(away.ticket)
+            if not displaced.done():
+                displaced.set_result(refusal)
+        turn = gate.turns[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(policy.longest_wait_s(ticket.urgency)):
+                refused = await turn
+        except BaseException as stop:
+            gate.line.discard(ticket)
+            gate.turns.pop(ticket, None)
+            # The place may have come in the same turn of the loop.
+            if turn.done() and not turn.cancelled() and turn.result() is None:
+                self._give_back(gate)
+            late = isinstance(stop, TimeoutError)
+            self._waited(name, ticket.urgency, self._monotonic() - ticket.since_s, "late" if late else "left")
+            if late:
+                raise self._refusal(gate, most, crowding=False) from stop
+            raise
+        if refused is not None:
+            raise refused
+
+    def _policy(self, deployment: Deployment) -> QueuePolicy:
+        policy = deployment.serving.queue
+        return policy if self._wait_max_s is None else replace(policy, wait_max_s=self._wait_max_s)
+
+    def _give_back(self, gate: _Gate) -> None:
+        gate.inside -= 1
+        self._fill(gate)
+
+    def _fill(self, gate: _Gate) -> None:
+        most = self.most(gate.deployment)
+        after_s = gate.deployment.serving.queue.batch_turn_after_s
+        while most is None or gate.inside < most:
+            ticket = gate.line.next(self._monotonic(), after_s)
+            if ticket is None:
+                return
+            turn = gate.turns.pop(ticket)
+            if not turn.done():
+                gate.inside += 1
+                turn.set_result(None)
+
+    def _refusal(self, gate: _Gate, most: int, *, crowding: bool) -> GatewayError:
+        after_s = _RETRY_AFTER_S
+        if gate.held_s:  # when those who wait now will have had their turn
+            after_s = min(_RETRY_AFTER_MAX_S, max(1, math.ceil(gate.held_s * (len(gate.line) + 1) / most)))
+        taken = f"all {most} places of {gate.deployment.name} are taken"
+        if crowding:
+            return RateLimited(f"{taken}, and calls of this team wait for them", retry_after_s=after_s)
+        return Unavailable(f"{taken}, and others wait for one", retry_after_s=after_s)

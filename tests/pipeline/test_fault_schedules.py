@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.catalog import Deployment, Tier
 from gateway.core.entry import Kind
-from gateway.core.errors import Unavailable
+from gateway.core.errors import RateLimited, Unavailable
 from gateway.core.health import HealthState, Status
 from gateway.core.retries import RetryBudget
 from gateway.pipeline.places import Places
@@ -222,8 +222,9 @@ async def test_a_full_queue_and_a_slow_one_are_said_so_with_a_time_to_come_back(
     assert (slow.value.status, slow.value.retry_after_s) == (503, 2)
     waiting = [asyncio.ensure_future(places.enter(ONE, "t", f"w{n}")) for n in range(4)]
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable):
+    with pytest.raises(RateLimited) as full:
         await places.enter(ONE, "t", "one too many")
+    assert (full.value.status, full.value.retry_after_s) == (429, 2)
     assert [type(e) for e in await asyncio.gather(*waiting, return_exceptions=True)] == [Unavailable] * 4
     places.leave("held")
     assert places.counts() == {("up/m", "inside"): 0, ("up/m", "waiting"): 0}
