@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ class Reply:
     status: int = 200
     etag: str | None = None
     content_type: str = "application/json"
+    #: instead of a body: the parts of a long one, as they are ready
+    stream: AsyncGenerator[bytes, None] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -51,6 +53,7 @@ class Call:
     if_match: str | None = None
     idempotency_key: str | None = None
     digest: bytes = b""
+    accept: str = ""
 
     @property
     def registry(self) -> Registry:
@@ -81,17 +84,15 @@ class Call:
             .rstrip("=")
         )
 
-    def opened(self, filters: Json, text: str) -> list[Any]:
-        """What `cursor` was given. Problem 422 for any other text."""
+    def opened(self, filters: Json, text: str, field: str = "cursor") -> list[Any]:
+        """What `cursor` was given. Problem 422 for any other text; `field` is the parameter that it came in."""
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             seal, *after = msgspec.json.decode(raw, type=list[str | int])
         except ValueError:
-            raise invalid("cursor", "is not one that this API gave") from None
+            raise invalid(field, "is not one that this API gave") from None
         if not hmac.compare_digest(str(seal).encode(), self._seal(filters, after).encode()):
-            raise invalid(
-                "cursor", "belongs to another list: use it with the filters and the key it came with"
-            )
+            raise invalid(field, "belongs to another list: use it with the filters and the key it came with")
         return after
 
     def _seal(self, filters: Json, after: Sequence[Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gateway.admin.call import PAGE_MAX, Resource
+from gateway.core.buckets import LATEST_YEAR
 from gateway.core.offices import Right
 
 _TEXT_MAX = 200
@@ -108,6 +109,27 @@ def moment(name: str, about: str = "") -> Param:
         "anyOf": [{"type": "string", "format": "date-time"}, {"type": "string", "format": "date"}, SECONDS]
     }
     return Param(name, _moment, schema, about or "a day, an instant, or seconds since 1970")
+
+
+def local_moment(name: str, about: str = "") -> Param:
+    """As `moment`; without an offset it is left as it is, for a time zone that another parameter names."""
+
+    def parse(given: str) -> int | datetime:
+        digits = given.isascii() and given.isdigit() and len(given) != 8
+        try:
+            when = None if digits else datetime.fromisoformat(given)
+        except ValueError:
+            when = None
+        if when is None or when.tzinfo is not None:
+            found = _moment(given)
+            year = datetime.fromtimestamp(found / 1_000, UTC).year
+        else:
+            found, year = when, when.year
+        if not 1970 <= year <= LATEST_YEAR:
+            raise ValueError(f"must be from 1970 to {LATEST_YEAR}")
+        return found
+
+    return Param(name, parse, moment(name).schema, about)
 
 
 SECONDS: Mapping[str, Any] = {"type": "integer", "minimum": 0, "maximum": 253_402_300_799}

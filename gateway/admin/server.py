@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -94,8 +95,10 @@ class _Probes:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 
-def _guarded(door: Door, deps: AdminDeps, route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(request: web.Request) -> web.Response:
+def _guarded(
+    door: Door, deps: AdminDeps, route: Route
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(request: web.Request) -> web.StreamResponse:
         admin = await door.admin(request, route.right)  # before the body is read
         try:
             params = route.parsed(list(request.query.items()))
@@ -119,8 +122,12 @@ def _guarded(door: Door, deps: AdminDeps, route: Route) -> Callable[[web.Request
             request.headers.get("If-Match") if route.tagged else None,
             key,
             hashlib.sha256(said.encode()).digest(),
+            request.headers.get("Accept", ""),
         )
-        return _response(await route.resource(call))
+        reply = await route.resource(call)
+        if reply.stream is not None:
+            return await _streamed(request, reply, reply.stream, deps.on_fault)
+        return _response(reply)
 
     return answer
 
@@ -134,6 +141,30 @@ def _response(reply: Reply) -> web.Response:
             body=reply.body, status=reply.status, headers={**headers, "Content-Type": reply.content_type}
         )
     return _json(reply.body, reply.status, headers)
+
+
+async def _streamed(
+    request: web.Request,
+    reply: Reply,
+    parts: AsyncGenerator[bytes, None],
+    on_fault: Callable[[str, BaseException], None],
+) -> web.StreamResponse:
+    """What fails on the way is cut off, so that nobody takes a part for the whole."""
+    headers = {"Cache-Control": "no-store", **reply.headers, "Content-Type": reply.content_type}
+    response = web.StreamResponse(status=reply.status, headers=headers)
+    await response.prepare(request)
+    try:
+        async with aclosing(parts):
+            async for part in parts:
+                await response.write(part)
+        await response.write_eof()
+    except ConnectionError:
+        pass  # whoever asked has left
+    except Exception as error:
+        on_fault(f"{request.method} {request.path}", error)
+        if request.transport is not None:
+            request.transport.abort()
+    return response
 
 
 async def _json_body(request: web.Request) -> object:

@@ -11,39 +11,9 @@ from gateway.core.identity import KeyRecord
 from gateway.core.offices import AdminKey, AuditEntry, Page, Reach, Role, Tenant
 from gateway.core.outcomes import Run
 from gateway.core.task_facts import TaskRow
+from gateway.core.usage_facts import Question, UsageBucket
 
 Filters = Mapping[str, Any]
-
-
-class UsageRow(Protocol):
-    """The sums of one group in the bucket that begins at `start_ms`."""
-
-    @property
-    def start_ms(self) -> int: ...
-
-    @property
-    def group(self) -> Mapping[str, str]: ...
-
-    @property
-    def attempts(self) -> int: ...
-
-    @property
-    def errors(self) -> int: ...
-
-    @property
-    def retries(self) -> int: ...
-
-    @property
-    def retries_cost_nano_usd(self) -> int: ...
-
-    @property
-    def cost_nano_usd(self) -> int: ...
-
-    @property
-    def list_cost_nano_usd(self) -> int: ...
-
-    @property
-    def tokens(self) -> Mapping[str, int]: ...
 
 
 class Registry(Protocol):
@@ -146,17 +116,9 @@ class Registry(Protocol):
     async def audit(self, filters: Filters, after: Any, limit: int) -> Page[AuditEntry]: ...
 
     async def usage(
-        self,
-        *,
-        by: Sequence[str],
-        label: str,
-        width_ms: int,
-        from_ms: int,
-        to_ms: int,
-        filters: Mapping[str, str],
-        limit: int,
-    ) -> Sequence[UsageRow]:
-        """Sums by bucket and group, in that order; with a label, by its values on keys, too, as "label" in `group`."""
+        self, question: Question, after: Sequence[Any] | None, limit: int
+    ) -> tuple[Sequence[UsageBucket], bool]:
+        """Sums by bucket and group, in that order, those behind the `place` `after`; and whether there are more."""
         ...
 
     async def admin_keys(self, filters: Filters, after: Any, limit: int) -> Page[AdminKey]: ...

@@ -1,53 +1,52 @@
 """Usage and costs in buckets of time, in the shape of OpenAI's organization API, with what it does not have beside it:
-the cached, written and uncached tokens, what they would have cost without a cache, and what retries cost.
+the cached, written and uncached tokens, what they would have cost without a cache, what retries and failures cost, what
+was lost to caches by cause, and what budgets refused.
 
-Everything comes from the hourly sums; see docs/admin-api.md.
+Everything comes from sums; see docs/admin-api.md.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from gateway.admin.call import Call, Json, Reply
 from gateway.admin.problems import Problem, invalid
-from gateway.admin.route import Param, Route, choice, moment, text, whole, words
+from gateway.admin.route import Param, Route, choice, local_moment, text, whole, words
 from gateway.admin.shown import Out, instant
-from gateway.admin.store import UsageRow
+from gateway.core.buckets import DAY_MS, Width, bucket_at, edges, local_ms
+from gateway.core.explanation import Cause
 from gateway.core.money import usd_text
 from gateway.core.offices import Right
+from gateway.core.usage_facts import GROUPS, TASK_GROUPS, Question, UsageBucket
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
-#: bucket width -> (milliseconds, buckets of a page by default, and at most); as OpenAI's
-WIDTHS = {"1h": (HOUR_MS, 24, 168), "1d": (DAY_MS, 7, 180)}
+#: bucket width -> (buckets of a page by default, and at most; buckets that an export reads at once). Pages as OpenAI's.
+WIDTHS = {Width.HOUR: (24, 168, 168), Width.DAY: (7, 180, 31)}
 ROWS_MAX = 50_000
+#: Rows of an export that are in memory at once.
+PART_ROWS = 2_000
 #: The longest time that one export or list covers.
 RANGE_DAYS_MAX = 3_660
 #: What can be grouped by, with the names that OpenAI's API has for it.
-GROUPS = {
-    "tenant_id": "tenant_id",
-    "team_id": "team_id",
-    "key_id": "key_id",
-    "model": "model",
-    "provider": "provider",
-    "deployment": "deployment",
-    "tier": "tier",
-    "client": "client",
-    "tenant": "tenant_id",
-    "team": "team_id",
-    "key": "key_id",
+_NAMES = {
+    **{name: name for name in GROUPS},
+    **{name.removesuffix("_id"): name for name in GROUPS},
     "project_id": "team_id",
     "api_key_id": "key_id",
     "label": "label",
 }
-_COLUMNS = tuple(name for name in dict.fromkeys(GROUPS.values()) if name != "label")
+_COLUMNS = (*GROUPS, "label")
+_INCLUDED = ("misses", "refusals")
+_SCOPES = ("tenant", "team", "key", "task")
 _CSV_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+_CSV, _JSON_LINES = "text/csv", "application/x-ndjson"
 
 
 class BucketPage(Out):
@@ -61,35 +60,94 @@ class BucketPage(Out):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
+    """`begin_ms` and `end_ms` are ends of buckets of `zone`."""
+
     by: tuple[str, ...]
     label: str
-    width_ms: int
-    from_ms: int
-    to_ms: int
+    width: Width
+    zone: str
+    begin_ms: int
+    end_ms: int
     filters: Mapping[str, str]
+    included: tuple[str, ...]
+
+    def question(self, found: Sequence[int]) -> Question:
+        """The same about these buckets."""
+        return Question(
+            tuple(name for name in self.by if name != "label"),
+            found,
+            self.filters,
+            self.label,
+            "misses" in self.included,
+            "refusals" in self.included,
+        )
+
+    def edges(self, begin_ms: int, most: int) -> list[int]:
+        """The edges of `most` buckets from there on, or of those that are left."""
+        found: list[int] = []
+        for edge in edges(self.width, self.zone, begin_ms, self.end_ms):
+            found.append(edge)
+            if len(found) > most:
+                break
+        return found
 
 
 def _asked(call: Call) -> Asked:
-    width_ms, _, _ = WIDTHS[call.params.get("bucket_width", "1d")]
-    if "start_time" not in call.params:
+    params = call.params
+    width, zone = Width(params.get("bucket_width", "1d")), params.get("time_zone", "UTC")
+    if "start_time" not in params:
         raise invalid("start_time", "is required")
-    start_ms: int = call.params["start_time"]
-    end_ms: int = call.params.get("end_time", call.deps.now_ms())
-    if end_ms <= start_ms:
-        raise invalid("end_time", "must be after start_time")
-    if end_ms - start_ms > RANGE_DAYS_MAX * DAY_MS:
-        raise invalid("end_time", f"must be within {RANGE_DAYS_MAX} days of start_time")
-    by = call.params.get("group_by", ())
-    filters = {name: call.params[name] for name in _COLUMNS if name in call.params}
-    # Sums are of whole hours and buckets are whole, so the ends move outwards.
-    label = call.params.get("label", "")
+    try:
+        # Refuses a zone that does not exist, or whose days are not made of full hours.
+        bucket_at(width, zone, call.deps.now_ms())
+        start_ms, end_ms = (
+            local_ms(given, zone) if isinstance(given, datetime) else given
+            for given in (params["start_time"], params.get("end_time", call.deps.now_ms()))
+        )
+        if end_ms <= start_ms:
+            raise invalid("end_time", "must be after start_time")
+        if end_ms - start_ms > RANGE_DAYS_MAX * DAY_MS:
+            raise invalid("end_time", f"must be within {RANGE_DAYS_MAX} days of start_time")
+        # Buckets are whole, so the ends move outwards.
+        begin_ms, last = bucket_at(width, zone, start_ms)[0], bucket_at(width, zone, end_ms)
+    except ValueError as error:
+        raise invalid("time_zone", str(error)) from None
+    by, label = params.get("group_by", ()), params.get("label", "")
     if label and "label" not in by:
         by = (*by, "label")
     if "label" in by and not label:
         raise invalid("label", "say which: label=<name>")
-    return Asked(
-        by, label, width_ms, start_ms // width_ms * width_ms, -(-end_ms // width_ms) * width_ms, filters
+    asked = Asked(
+        by,
+        label,
+        width,
+        zone,
+        begin_ms,
+        end_ms if last[0] == end_ms else last[1],
+        {name: params[name] for name in GROUPS if name in params},
+        params.get("include", ()),
     )
+    _check_tasks(asked)
+    return asked
+
+
+def _check_tasks(asked: Asked) -> None:
+    """What tasks cannot be asked for together with."""
+    names = {*asked.by, *asked.filters}
+    if "task_id" not in names:
+        return
+    if asked.included:
+        raise invalid("include", "is not summed up by task; /tasks/{task_id}/steps tells what one has lost")
+    if "task_id" in asked.filters:
+        return
+    for field, given in (("group_by", asked.by), ("", asked.filters)):
+        for name in given:
+            if name not in (*TASK_GROUPS, "label"):
+                raise invalid(
+                    field or name,
+                    f"{name} does not go with group_by=task, which knows {', '.join(TASK_GROUPS)} and label; "
+                    "with task_id=<one task> everything does",
+                )
 
 
 async def costs(call: Call) -> Reply:
@@ -102,25 +160,30 @@ async def usage(call: Call) -> Reply:
     return await _answer(call, _usage_result)
 
 
-async def _answer(call: Call, result: Callable[[UsageRow], Json]) -> Reply:
+async def _answer(call: Call, result: Callable[[UsageBucket, Asked], Json]) -> Reply:
     asked = _asked(call)
-    form = call.params.get("format", "json")
+    form = call.params.get("format") or _accepted(call.accept)
     if form != "json":
         return await _export(call, asked, form)
-    _, default, most = WIDTHS[call.params.get("bucket_width", "1d")]
+    default, most, _ = WIDTHS[asked.width]
     limit = call.params.get("limit", default)
     if limit > most:
         raise invalid("limit", f"must be at most {most} buckets of this width")
     filters = {k: v for k, v in call.params.items() if k not in ("limit", "page")}
-    begin = asked.from_ms
+    begin = asked.begin_ms
     if "page" in call.params:
-        (begin,) = call.opened(filters, call.params["page"])
-    end = min(asked.to_ms, begin + limit * asked.width_ms)
-    rows = await _rows(call, asked, begin, end)
-    by_start: dict[int, list[Json]] = {start: [] for start in range(begin, end, asked.width_ms)}
+        (begin,) = call.opened(filters, call.params["page"], "page")
+    found = asked.edges(begin, limit)
+    rows, too_many = await call.registry.usage(asked.question(found), None, ROWS_MAX)
+    if too_many:
+        raise Problem(
+            422,
+            f"That is more than {ROWS_MAX:,} rows: ask for a shorter time, wider buckets, fewer groups or format=csv.",
+        )
+    by_start: dict[int, list[Json]] = {start: [] for start in found[:-1]}
     for row in rows:
-        by_start[row.start_ms].append(result(row))
-    more = end < asked.to_ms
+        by_start[row.start_ms].append(result(row, asked))
+    more = found[-1] < asked.end_ms
     return Reply(
         {
             "object": "page",
@@ -128,48 +191,106 @@ async def _answer(call: Call, result: Callable[[UsageRow], Json]) -> Reply:
                 {
                     "object": "bucket",
                     "start_time": start // 1000,
-                    "end_time": (start + asked.width_ms) // 1000,
-                    "results": results,
+                    "end_time": end // 1000,
+                    "results": by_start[start],
                 }
-                for start, results in by_start.items()
+                for start, end in itertools.pairwise(found)
             ],
             "has_more": more,
-            "next_page": call.cursor(filters, (end,)) if more else None,
+            "next_page": call.cursor(filters, (found[-1],)) if more else None,
         }
     )
 
 
-async def _rows(call: Call, asked: Asked, begin: int, end: int) -> Sequence[UsageRow]:
-    rows = await call.registry.usage(
-        by=[name for name in asked.by if name != "label"],
-        label=asked.label,
-        width_ms=asked.width_ms,
-        from_ms=begin,
-        to_ms=end,
-        filters=asked.filters,
-        limit=ROWS_MAX + 1,
-    )
-    if len(rows) > ROWS_MAX:
-        raise Problem(
-            422,
-            f"That is more than {ROWS_MAX:,} rows: ask for a shorter time, wider buckets or fewer groups.",
-        )
-    return rows
+def _accepted(accept: str) -> str:
+    """The format that an `Accept` header names first, of those that there are."""
+    for media in accept.lower().split(","):
+        match media.partition(";")[0].strip():
+            case "text/csv":
+                return "csv"
+            case "application/x-ndjson" | "application/jsonl" | "application/jsonlines":
+                return "jsonl"
+            case "application/json":
+                return "json"
+    return "json"
+
+
+# --- exports ---------------------------------------------------------------------------------------------------
 
 
 async def _export(call: Call, asked: Asked, form: str) -> Reply:
-    """The whole time at once, one line for each bucket and group."""
-    lines = [_flat(row, asked.width_ms) for row in await _rows(call, asked, asked.from_ms, asked.to_ms)]
+    """The whole time, one line for each bucket and group, a part after the other."""
+    parts = _parts(call, asked)
+    first = await anext(parts)  # what fails at once is still told as a problem
     if form == "jsonl":
-        return Reply(
-            b"".join(msgspec.json.encode(line) + b"\n" for line in lines), content_type="application/x-ndjson"
-        )
+        return Reply({}, content_type=_JSON_LINES, stream=_json_lines(first, parts, asked))
+    return Reply({}, content_type=f"{_CSV}; charset=utf-8", stream=_csv(first, parts, asked))
+
+
+_Part = Sequence[tuple[int, UsageBucket]]
+
+
+async def _parts(call: Call, asked: Asked) -> AsyncGenerator[_Part, None]:
+    """(end of its bucket, row) of all, at least one part; each is read by itself."""
+    at_once = WIDTHS[asked.width][2]
+    begin = asked.begin_ms
+    while begin < asked.end_ms:
+        found = asked.edges(begin, at_once)
+        ends = dict(itertools.pairwise(found))
+        after: tuple[Any, ...] | None = None
+        more = True
+        while more:
+            rows, more = await call.registry.usage(asked.question(found), after, PART_ROWS)
+            yield [(ends[row.start_ms], row) for row in rows]
+            after = rows[-1].place if rows else None
+        begin = found[-1]
+
+
+async def _json_lines(
+    first: _Part, rest: AsyncGenerator[_Part, None], asked: Asked
+) -> AsyncGenerator[bytes, None]:
+    def written(part: _Part) -> bytes:
+        return b"".join(msgspec.json.encode(_line(end, row, asked)) + b"\n" for end, row in part)
+
+    yield written(first)
+    async for part in rest:
+        yield written(part)
+
+
+async def _csv(first: _Part, rest: AsyncGenerator[_Part, None], asked: Asked) -> AsyncGenerator[bytes, None]:
+    grouped = [name for name in _COLUMNS if name in asked.by]
+    names = ["start", "end", *grouped, *_SUMS, *_csv_included(asked)]
+    yield _csv_lines([names])
+    yield _csv_lines(_csv_row(names, end, row, asked) for end, row in first)
+    async for part in rest:
+        yield _csv_lines(_csv_row(names, end, row, asked) for end, row in part)
+
+
+def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    names = ["start", "end", *(n for n in (*_COLUMNS, "label") if n in asked.by), *_SUMS]
-    writer.writerow(names)
-    writer.writerows([_cell(line[name]) for name in names] for line in lines)
-    return Reply(out.getvalue().encode(), content_type="text/csv; charset=utf-8")
+    csv.writer(out, lineterminator="\r\n").writerows(rows)
+    return out.getvalue().encode()
+
+
+def _csv_row(names: Sequence[str], end_ms: int, row: UsageBucket, asked: Asked) -> list[Any]:
+    line = _line(end_ms, row, asked)
+    for miss in row.misses:
+        line[f"lost_{miss.cause}_usd"] = usd_text(miss.lost_nano_usd)
+    for refused in row.refused:
+        line[f"refusals_{refused.scope_kind}"] = refused.refusals
+        line[f"refused_{refused.scope_kind}_usd"] = usd_text(refused.nano_usd)
+    return [_cell(line.get(name, 0)) for name in names]
+
+
+def _csv_included(asked: Asked) -> list[str]:
+    """A column for each cause and each kind of scope."""
+    names: list[str] = []
+    if "misses" in asked.included:
+        names += ["lost_usd", *(f"lost_{cause}_usd" for cause in Cause)]
+    if "refusals" in asked.included:
+        names += ["refusals", "refused_usd"]
+        names += [name for kind in _SCOPES for name in (f"refusals_{kind}", f"refused_{kind}_usd")]
+    return names
 
 
 def _cell(value: Any) -> Any:
@@ -183,7 +304,10 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _sums(row: UsageRow) -> dict[str, Any]:
+# --- one row ---------------------------------------------------------------------------------------------------
+
+
+def _sums(row: UsageBucket) -> dict[str, Any]:
     tokens = row.tokens
     written = tokens["cache_write_5m"] + tokens["cache_write_1h"] + tokens["cache_write_12h"]
     return {
@@ -203,13 +327,42 @@ def _sums(row: UsageRow) -> dict[str, Any]:
     }
 
 
-def _money(row: UsageRow) -> dict[str, str]:
+def _money(row: UsageBucket) -> dict[str, str]:
     return {
         "cost_usd": usd_text(row.cost_nano_usd),
         "list_cost_usd": usd_text(row.list_cost_nano_usd),
         "saved_usd": usd_text(row.list_cost_nano_usd - row.cost_nano_usd),
         "retries_cost_usd": usd_text(row.retries_cost_nano_usd),
+        "failed_cost_usd": usd_text(row.failed_cost_nano_usd),
     }
+
+
+def _included(row: UsageBucket, asked: Asked) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "misses" in asked.included:
+        found["lost_usd"] = usd_text(sum(miss.lost_nano_usd for miss in row.misses))
+        found["misses"] = [
+            {
+                "cause": miss.cause,
+                "attempts": miss.attempts,
+                "lost_tokens": miss.lost_tokens,
+                "lost_usd": usd_text(miss.lost_nano_usd),
+            }
+            for miss in row.misses
+        ]
+    if "refusals" in asked.included:
+        found["refusals"] = sum(refused.refusals for refused in row.refused)
+        found["refused_usd"] = usd_text(sum(refused.nano_usd for refused in row.refused))
+        found["refused"] = [
+            {
+                "scope": refused.scope_kind,
+                "refusals": refused.refusals,
+                "unbounded": refused.unbounded,
+                "refused_usd": usd_text(refused.nano_usd),
+            }
+            for refused in row.refused
+        ]
+    return found
 
 
 _SUMS = (
@@ -229,14 +382,15 @@ _SUMS = (
     "list_cost_usd",
     "saved_usd",
     "retries_cost_usd",
+    "failed_cost_usd",
 )
 
 
-def _group(row: UsageRow) -> dict[str, Any]:
-    return {name: row.group.get(name) for name in (*_COLUMNS, "label")}
+def _group(row: UsageBucket) -> dict[str, Any]:
+    return {name: row.group.get(name) for name in _COLUMNS}
 
 
-def _cost_result(row: UsageRow) -> Json:
+def _cost_result(row: UsageBucket, asked: Asked) -> Json:
     return {
         "object": "organization.costs.result",
         # The exact decimal as a JSON number, where OpenAI has a float.
@@ -246,10 +400,11 @@ def _cost_result(row: UsageRow) -> Json:
         **_group(row),
         "attempts": row.attempts,
         **_money(row),
+        **_included(row, asked),
     }
 
 
-def _usage_result(row: UsageRow) -> Json:
+def _usage_result(row: UsageBucket, asked: Asked) -> Json:
     return {
         "object": "organization.usage.completions.result",
         "num_model_requests": row.attempts,
@@ -259,26 +414,35 @@ def _usage_result(row: UsageRow) -> Json:
         "batch": None,
         **_group(row),
         **_sums(row),
+        **_included(row, asked),
     }
 
 
-def _flat(row: UsageRow, width_ms: int) -> dict[str, Any]:
-    span = {"start": instant(row.start_ms), "end": instant(row.start_ms + width_ms)}
-    return {**span, **row.group, **_sums(row)}
+def _line(end_ms: int, row: UsageBucket, asked: Asked) -> dict[str, Any]:
+    span = {"start": instant(row.start_ms), "end": instant(end_ms)}
+    return {**span, **row.group, **_sums(row), **_included(row, asked)}
+
+
+def _width(given: str) -> str:
+    if given not in tuple(Width):
+        raise ValueError("must be 1h or 1d: sums are kept by hours")
+    return given
 
 
 _PARAMS = (
-    moment("start_time", "required; widened to whole buckets (UTC)"),
-    moment("end_time", "exclusive; default: now"),
-    choice("bucket_width", tuple(WIDTHS), "default: 1d"),
-    words("group_by", GROUPS, "several: separated by commas, or given several times"),
-    *(text(name) for name in _COLUMNS),
+    local_moment("start_time", "required; widened to whole buckets. A day or time without an offset is of `time_zone`"),
+    local_moment("end_time", "exclusive; default: now"),
+    Param("bucket_width", _width, {"type": "string", "enum": [*Width]}, "default: 1d"),
+    text("time_zone", "whose days the buckets are, as Europe/Berlin; default: UTC"),
+    words("group_by", _NAMES, "several: separated by commas, or given several times"),
+    *(text(name) for name in GROUPS),
     text("label", "group by what this label says of the keys"),
-    choice("format", ("json", "csv", "jsonl"), "csv and jsonl: the whole time at once"),
+    words("include", {name: name for name in _INCLUDED}, "what was lost to caches by cause, what budgets refused"),
+    choice("format", ("json", "csv", "jsonl"), "csv and jsonl: the whole time, streamed; also by `Accept`"),
     whole("limit", 180, "buckets of a page; default 7 days or 24 hours"),
     Param("page", str, {"type": "string"}, "`next_page` of the page before"),
-)
-_MEDIA = ("text/csv", "application/x-ndjson")
+)  # fmt: skip
+_MEDIA = (_CSV, _JSON_LINES)
 ROUTES = (
     Route("GET", "/costs", costs, Right.READ, "usage", BucketPage, params=_PARAMS, media=_MEDIA),
     Route("GET", "/usage", usage, Right.READ, "usage", BucketPage, params=_PARAMS, media=_MEDIA),

@@ -24,6 +24,7 @@ from gateway.core.offices import (
     Tenant,
 )
 from gateway.core.outcomes import Run
+from gateway.core.usage_facts import Question, UsageBucket
 from gateway.storage import (
     admin_keys,
     audit,
@@ -36,7 +37,6 @@ from gateway.storage import (
 from gateway.storage.accounts import Task, Team, rule_of
 from gateway.storage.database import Database
 from gateway.storage.registry_accounts import NewKey
-from gateway.storage.registry_usage import UsageBucket
 from gateway.storage.tasks import Tasks, Wanted
 from gateway.storage.transact import Fetch, Sql, Tx
 
@@ -280,21 +280,10 @@ class Registry:
         return await self._read(partial(registry_lists.audit, filters, after, limit))
 
     async def usage(
-        self,
-        *,
-        by: Sequence[str],
-        label: str,
-        width_ms: int,
-        from_ms: int,
-        to_ms: int,
-        filters: Mapping[str, str],
-        limit: int,
-    ) -> list[UsageBucket]:
-        """From the hourly sums alone; with a label, grouped by what it says of the keys, too."""
-        where = (width_ms, from_ms, to_ms, filters, limit)
-        if label:
-            return await self._read(partial(registry_usage.buckets_by_label, self._reach, by, label, *where))
-        return await self._read(partial(registry_usage.buckets, self._reach, by, *where))
+        self, question: Question, after: Sequence[Any] | None, limit: int
+    ) -> tuple[list[UsageBucket], bool]:
+        """Sums by bucket and group, in that order, those behind the `place` `after`; and whether there are more."""
+        return await self._read(partial(registry_usage.buckets, self._reach, question, after, limit))
 
     # --- admin keys ----------------------------------------------------------------------------------
 
