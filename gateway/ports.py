@@ -138,6 +138,43 @@ class Upstream(Protocol):
         ...
 
 
+class Unanswered(Exception):
+    """Nobody could say where replicas are, or how one is; the message says why. `slow`: it may only be busy."""
+
+    def __init__(self, message: str, *, slow: bool = False) -> None:
+        super().__init__(message)
+        self.slow = slow
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """What a replica says that it serves. `context_tokens`: None if it does not say."""
+
+    name: str
+    context_tokens: int | None
+
+
+class Replicas(Protocol):
+    """Asks about the replicas of a deployment, never on the way of a request. All raise `Unanswered`."""
+
+    async def find(self, deployment: Deployment) -> tuple[str, ...]:
+        """Their addresses (base URLs): at least one, at most 256, each once."""
+        ...
+
+    async def metrics(self, deployment: Deployment, address: str) -> str:
+        """The text of its metrics, "" if it has none; `Unanswered` if its health says no."""
+        ...
+
+    async def models(self, deployment: Deployment, address: str) -> tuple[ServedModel, ...]: ...
+
+    async def version(self, address: str) -> str:
+        """Of its engine; "" if it does not say."""
+        ...
+
+    def forget(self, address: str) -> None:
+        """It is gone, and what is kept for calls to it can go, too."""
+        ...
+
+
 class Limits(Protocol):
     async def take(self, buckets: Sequence[tuple[str, int, int]], now_ms: int) -> tuple[str, float] | None:
         """Take `(name, cost, capacity per minute)` from all buckets or none.

@@ -148,10 +148,12 @@ class ReplicaSource:
     prefill_tokens_per_s: float | None = None
     #: T_max: how long a first token may wait behind the backlog of a warm replica before a cold one is preferred
     first_token_max_s: float = 14.0
+    #: uncached tokens by which a warm replica may be behind a cold one; None = `prefill_tokens_per_s` x `first_token_max_s`
+    tau_tokens: int | None = None
     warm_ratio: float = 0.8  # share of the prompt in its cache that makes a replica warm
     exploration: float = 0.005  # share of requests that go elsewhere, to seed a second copy
     decode_bound: bool = False  # short prompts, long answers: calls in flight are the load, not prompt tokens
-    kv_tokens: int = 300_000  # that a replica's cache holds, until it says so itself
+    kv_tokens: int = 500_000  # that a replica's cache holds, until it says so itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from gateway.core.meter import StreamMeter
 from gateway.core.money import usd_text
 from gateway.core.quota import used_up_for_s
 from gateway.core.usage import Quality, Usage
-from gateway.pipeline import admit, bound, breakers, settle, shape
+from gateway.pipeline import admit, bound, breakers, replicas, settle, shape
 from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
 from gateway.pipeline.fallback import Way
 from gateway.pipeline.urgency import urgency_of
@@ -49,6 +49,7 @@ class Opened:
     hold: admit.Hold
     answer: UpstreamAnswer
     sent_s: float
+    replica: str = ""  # the address of the one that serves, where a deployment has several
     first_token_ms: int | None = None
     # a whole answer, read and posted
     body: bytes = b""
@@ -101,8 +102,12 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
     x.steps.pause()
     x.calling = deployment
     try:
+        if deployment.replicas is not None:
+            replicas.choose(world, x, deployment, attempt)
         answer = await world.upstream.open(_call_of(world, x, attempt, deployment, hold))
         opened = Opened(attempt, deployment, hold, answer, sent_s)
+        if x.replica is not None:
+            opened.replica = x.replica.address
         if x.facts.stream and "json" not in answer.headers.get("content-type", ""):
             await _first_events(world, x, opened)
         else:
@@ -111,6 +116,8 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         _note_latency(world, deployment, sent_s)
         return opened
     except UpstreamError as error:
+        if x.replica is not None:
+            replicas.failed(x, x.replica, error)
         status = error.upstream_status or (answer.status if answer is not None else 0)
         ending = _ending(
             world, sent_s, status, "error", error.kind, error.upstream_request_id or "", error.message
@@ -118,7 +125,8 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         outcome = settle.failed(hold.row, hold.amount_nano_usd, error, ending)
         x.charged_nano_usd += outcome.cost_nano_usd
         settle.post(world, x, attempt, outcome)
-        _note_health(world, deployment, error)
+        if not x.avoided or not replicas.another(world, x, deployment, error):
+            _note_health(world, deployment, error)
         if answer is not None:
             await answer.close()
         raise
@@ -207,6 +215,8 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
             "the model provider's stream ended before its first event", upstream_status=o.answer.status
         )
     o.first_token_ms = _ms_since(world, o.sent_s)
+    if x.replica is not None:
+        replicas.first_chunk(world, x.replica)
     o.first = b"".join(first)
 
 
@@ -278,6 +288,7 @@ def _call_of(
 
 def _ending(
     world: World, sent_s: float, status: int, finish: str, error: str, request_id: str, note: str = ""
+        address=x.replica.address if x.replica is not None else "",
 ) -> settle.Ending:
     return settle.Ending(status, finish, error, _ms_since(world, sent_s), None, request_id, note)
 

@@ -11,12 +11,14 @@ from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.clients import Signal
 from gateway.core.dialects import Facts
 from gateway.core.entry import Attempt, Granted, Refused
+from gateway.core.errors import UpstreamError
 from gateway.core.health import HealthState
 from gateway.core.identity import Caller, RateLimit, TaskRef
 from gateway.core.kept_answers import KeptAnswers, Wish
 from gateway.core.known_prompts import KnownPrompts, Prompt
 from gateway.core.outputs import Outputs
 from gateway.core.prices import PriceBook
+from gateway.core.replicas.group import Group, Groups
 from gateway.core.retries import RetryBudget
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
@@ -189,6 +191,18 @@ class World:
     go_on: Callable[[str, str], Awaitable[bool]] = _not_paused
 
 
+    #: of deployments that have replicas
+    replicas: Groups = field(default_factory=Groups)
+
+
+@dataclass(slots=True)
+class OnReplica:
+    """An attempt at a deployment with replicas, from its pick to its end."""
+
+    group: Group
+    address: str
+    attempt_id: str
+    error: UpstreamError | None = None  # how it failed before its first byte
 @dataclass(slots=True)
 class Exchange:
     """One request. Each stage fills in its part; nothing is read before the stage that writes it."""
@@ -230,6 +244,8 @@ class Exchange:
     client_gone: bool = False  # the attempt under way may go on, but is the last
 
     def __post_init__(self) -> None:
+    replica: OnReplica | None = None  # of the attempt under way, if its deployment has replicas
+    avoided: frozenset[str] = frozenset()  # addresses of replicas that have failed this request
         self.operation, self.caller = self.incoming.operation, self.incoming.caller
 
     @property

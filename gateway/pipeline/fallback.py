@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gateway.core import bounds, routing
 from gateway.core.catalog import Deployment
-from gateway.core.errors import UpstreamError, UpstreamRefused
+from gateway.core.errors import UpstreamError, UpstreamOverloaded, UpstreamRefused
+from gateway.pipeline import replicas
 from gateway.pipeline.exchange import Exchange, World
 
 #: Ways in which providers say that a prompt is too long for a model (vendors' error pages, November 2026).
@@ -14,6 +15,8 @@ _TOO_LONG_CODES = frozenset({"context_length_exceeded", "context_window_exceeded
 _TOO_LONG_TEXTS = ("maximum context length", "prompt is too long", "context window", "too many tokens")
 #: Falling over when a provider asks for money would move the spend elsewhere without anybody's knowing.
 _PAYMENT_REQUIRED = 402
+#: How often one request may go on to another replica of a deployment, besides its tries.
+MOVES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Way:
         self._world, self._x = world, x
         self._left = list(x.route.candidates)
         self._tried: list[Deployment] = []
+        self._moves = 0  # to other replicas of a deployment: none of them is a try of another kind
         self._tries_max = world.policy.attempts_max
         if x.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0"):
             # the client's SDK retries already
@@ -42,7 +46,12 @@ class Way:
     def after(self, error: UpstreamError) -> Next | None:
         """What to try next; None if the error is the answer."""
         x = self._x
-        if x.client_gone or x.attempts >= self._tries_max:
+        if x.client_gone:
+            return None
+        tried = self._tried[-1]
+        if tried.replicas is not None and self._moves_on(tried, error):
+            return Next(tried)
+        if x.attempts - self._moves >= self._tries_max:
             return None
         if _too_long(error):
             return self._larger(self._tried[-1])
@@ -62,6 +71,18 @@ class Way:
         if not self._world.retries.take(found.provider.name, self._world.clock.monotonic()):
             return None
         return Next(found, delay_s)
+
+    def _moves_on(self, tried: Deployment, error: UpstreamError) -> bool:
+        """To another replica of the same deployment, at once. Nobody sends a bill for what the first one did."""
+        if self._moves >= MOVES_MAX or not replicas.another(self._world, self._x, tried, error):
+            return False
+        # The first one is free: a replica that dies takes all its calls with it in one moment, and no budget has so many.
+        # A request that kills them gets no further.
+        free = not self._moves and not isinstance(error, UpstreamOverloaded)
+        if not free and not self._world.retries.take(tried.provider.name, self._world.clock.monotonic()):
+            return False
+        self._moves += 1
+        return True
 
     def _take(self) -> Deployment:
         at = 0

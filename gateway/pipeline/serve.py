@@ -17,6 +17,7 @@ from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, provi
 from gateway.core.identity import Caller
 from gateway.core.money import usd_text
 from gateway.core.refusal import granted_headers
+from gateway.core.replicas.group import short_name
 from gateway.core.task import LANDING_RULE
 from gateway.pipeline import admit, answers, breakers, ending, identify, meter, runs
 from gateway.pipeline.call import Opened, open_answer
@@ -203,6 +204,8 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
         ("x-deployment", deployment.name),
         ("x-attempts", str(x.attempts)),
     ]
+    if opened.replica:
+        headers.append(("x-replica", short_name(opened.replica)))
     if x.shaped.applied or x.shaped.protections:
         headers.append(("x-cache-transforms", ",".join((*x.shaped.applied, *x.shaped.protections))))
     if x.route.rule:

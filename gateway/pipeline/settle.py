@@ -10,7 +10,7 @@ from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.errors import UpstreamError
 from gateway.core.prices import PriceRow
 from gateway.core.usage import Quality, Usage
-from gateway.pipeline import bound, breakers, runs
+from gateway.pipeline import bound, breakers, replicas, runs
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.explain import explained
 
@@ -129,6 +129,9 @@ def _outcome(
 def post(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None:
     """Hand the outcome to the ledger, which has it from now on whatever becomes of the request."""
     outcome = explained(world, x, attempt, outcome)
+    if x.replica is not None:
+        outcome = replicas.ended(world, x.replica, outcome)
+        x.replica = None
     if x.run is not None or x.route.rule:
         outcome = runs.ended(world, x, attempt, outcome)
     world.observer.attempt(attempt, outcome)

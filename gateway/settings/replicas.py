@@ -93,10 +93,11 @@ def _source(section: Section) -> ReplicaSource:
         poll_s=section.number("poll_s", 1.0, 0.1, 60),
         prefill_tokens_per_s=section.number("prefill_tokens_per_s", 0, 1, 10_000_000) or None,
         first_token_max_s=section.number("first_token_max_s", 14.0, 0.1, 600),
+        tau_tokens=section.optional_integer("tau_tokens", 0, _MOST_TOKENS),
         warm_ratio=section.number("warm_ratio", 0.8, 0.01, 1.0),
-        exploration=section.number("exploration", 0.005, 0.0, 1.0),
+        exploration=section.number("exploration", 0.005, 0.0, 0.01),
         decode_bound=section.flag("decode_bound", False),
-        kv_tokens=section.integer("kv_tokens", 300_000, 1_000, _MOST_TOKENS),
+        kv_tokens=section.integer("kv_tokens", 500_000, 1_000, _MOST_TOKENS),
     )
 
 

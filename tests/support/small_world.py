@@ -19,6 +19,7 @@ from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused
 from gateway.core.health import HealthState
 from gateway.core.identity import KeyRecord, RateLimit
 from gateway.core.prices import PriceBook, PriceRow, Rates
+from gateway.core.replicas.group import Groups
 from gateway.core.retries import RetryBudget
 from gateway.core.rules import RuleSet, RuleText
 from gateway.core.secrets import hmac_of, key_text, new_key
@@ -162,6 +163,7 @@ class SmallWorld:
     order: Order = Order.WEIGHT
     bindings: Bindings | None = None
     more_prices: Sequence[PriceRow] = ()
+    replicas: Groups = field(default_factory=Groups)
     virtual: Mapping[str, RuleSet] = field(default_factory=dict)
     failed_rules: list[str] = field(default_factory=list)
     alerts: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # kind, dedupe, body
@@ -204,6 +206,7 @@ class SmallWorld:
             virtual=lambda: self.virtual,
             rule_failed=self.failed_rules.append,
             retries=self.retries,
+            replicas=self.replicas,
             bindings=self.bindings,
             health=health,
             pepper=PEPPER,
