@@ -283,12 +283,12 @@ def _call_of(
         stream=facts.stream,
         slow=shape.is_slow(world, x),
         query=x.incoming.query,
+        address=x.replica.address if x.replica is not None else "",
     )
 
 
 def _ending(
     world: World, sent_s: float, status: int, finish: str, error: str, request_id: str, note: str = ""
-        address=x.replica.address if x.replica is not None else "",
 ) -> settle.Ending:
     return settle.Ending(status, finish, error, _ms_since(world, sent_s), None, request_id, note)
 

@@ -189,8 +189,6 @@ class World:
     refused: Callable[[Attempt, Refused, int | None], None] = _uncounted
     #: (task id, why): let a task go on that a breaker has paused; False if it is not. Raises `Unavailable`.
     go_on: Callable[[str, str], Awaitable[bool]] = _not_paused
-
-
     #: of deployments that have replicas
     replicas: Groups = field(default_factory=Groups)
 
@@ -203,6 +201,8 @@ class OnReplica:
     address: str
     attempt_id: str
     error: UpstreamError | None = None  # how it failed before its first byte
+
+
 @dataclass(slots=True)
 class Exchange:
     """One request. Each stage fills in its part; nothing is read before the stage that writes it."""
@@ -242,10 +242,10 @@ class Exchange:
     granted: Granted | None = None  # to the latest attempt
     calling: Deployment | None = None  # whose answer is being waited for
     client_gone: bool = False  # the attempt under way may go on, but is the last
-
-    def __post_init__(self) -> None:
     replica: OnReplica | None = None  # of the attempt under way, if its deployment has replicas
     avoided: frozenset[str] = frozenset()  # addresses of replicas that have failed this request
+
+    def __post_init__(self) -> None:
         self.operation, self.caller = self.incoming.operation, self.incoming.caller
 
     @property
