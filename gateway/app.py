@@ -7,6 +7,7 @@ listening, drain requests, drain their settlements, close the stores.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import sys
@@ -61,15 +62,15 @@ from gateway.upstream.lookup import UsageLookup
 
 RECONCILE_EVERY_S = 15.0
 DRAINS_MAX = 64
-TRACED_MAX = 10_000
 #: Client sides that hang on after the drain are cut; settlements then get this long.
 SETTLE_S = 30.0
 
 if TYPE_CHECKING:
     from gateway.crash import Crash
     from gateway.sharing import Shared
-    from gateway.telemetry.otel import TracedAttempt, Tracing
+    from gateway.telemetry.genai import GenAiMetrics
     from gateway.telemetry.peers import Peers
+    from gateway.traces import Traces
 
 _log = logging.getLogger("gateway")
 
@@ -108,8 +109,8 @@ class App:
         self._draining = False
         self._write_access = access_log
         self._webhook_loopback = webhook_loopback
-        self._tracing: Tracing | None = None
-        self._traced: dict[str, list[TracedAttempt]] = {}
+        self._traces: Traces | None = None
+        self._genai: GenAiMetrics | None = None
         self._randomness = Randomness()
         self._secrets = _revealed(settings)
         self.health: dict[str, health.HealthState] = {}
@@ -201,18 +202,7 @@ class App:
         if crash is not None:
             upstream = crash.upstream(upstream)
         await self._start_jobs(secrets_by_name)
-        if settings.telemetry.otlp_endpoint:
-            # The exporter and what it imports are 20 MB that most do not need.
-            from gateway.telemetry.otel import otlp_tracing
-
-            self._tracing = otlp_tracing(
-                settings.telemetry.otlp_endpoint,
-                service_name=settings.telemetry.service_name,
-                version=__version__,
-                sample_ratio=settings.telemetry.sampling_ratio,
-            )
-            self._tracing.start()
-            stack.callback(self._tracing.close)
+        await self._start_telemetry()
         world = self._world(keys, upstream, pepper, *await self._shared())
         add_gauges(self.metrics, world)
         add_ledger_gauges(self.metrics, self.ledger)
@@ -225,6 +215,24 @@ class App:
         await self._start_admin(world, pepper)
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
+
+    async def _start_telemetry(self) -> None:
+        telemetry, stack = self.settings.telemetry, self._stack
+        if telemetry.traces_url:
+            from gateway.traces import Traces, tracing_to
+
+            tracing = tracing_to(telemetry, self._replica_id)
+            tracing.start()
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+            self._traces = Traces(tracing, self.clock.now_ms)
+        if telemetry.metrics_url:
+            from gateway.telemetry.genai import GenAiMetrics
+            from gateway.traces import metrics_to
+
+            self._genai = GenAiMetrics()
+            export = metrics_to(telemetry, self._replica_id, self.metrics, self._genai)
+            self.jobs.watch(export.run(), "metrics export")
+            stack.push_async_callback(export.close)
 
     async def _upstreams(self, credentials: dict[str, str]) -> Upstreams:
         http = HttpUpstream(credentials)
@@ -333,6 +341,7 @@ class App:
             health_changed=_discard if self._replicas is None else self._replicas.health_changed,
             bindings=None if self._replicas is None else self._replicas.bindings,
             pepper=pepper,
+            traceparent=None if self._traces is None else self._traces.header,
             policy=Policy(
                 expose_cost=settings.expose_cost,
                 key_limit=settings.limits,
@@ -365,13 +374,10 @@ class App:
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
         self.metrics.attempt(attempt, outcome)
-        if self._tracing is not None:
-            # Kept until the request is done; the few that end after it (abandoned streams) age out.
-            from gateway.telemetry.otel import TracedAttempt
-
-            self._traced.setdefault(attempt.request_id, []).append(TracedAttempt(attempt, outcome))
-            while len(self._traced) > TRACED_MAX:
-                del self._traced[next(iter(self._traced))]
+        if self._genai is not None:
+            self._genai.attempt(attempt, outcome)
+        if self._traces is not None:
+            self._traces.attempt(attempt, outcome)
 
     # --- listeners -----------------------------------------------------------------------------------------
 
@@ -425,6 +431,7 @@ class App:
     def _done(self, done: Done, write: Callable[[dict[str, object]], None]) -> None:
         status = 499 if done.client_gone and not done.status else done.status
         duration_s, overhead_s = done.steps.elapsed_s(), done.steps.gateway_s()
+        span = None if self._traces is None else self._traces.done(done, status, duration_s)
         if done.operation:
             self.metrics.request(
                 operation=done.operation,
@@ -433,11 +440,11 @@ class App:
                 duration_s=duration_s,
                 first_token_s=done.first_token_s,
                 overhead_s=overhead_s,
+                span=span,
+                at_s=0.0 if span is None else self.clock.now_ms() / 1e3,
             )
         if is_refusal(done.error):
             self.metrics.refusal(done.error)
-        if self._tracing is not None:
-            self._trace(self._tracing, done, status, duration_s)
         write(
             {
                 "request_id": done.request_id,

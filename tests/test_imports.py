@@ -32,6 +32,7 @@ COMPOSERS = frozenset(
         "demonstration",
         "gauges",
         "sharing",
+        "traces",
         "workers",
         "cli",
         "commands",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import stat
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from gateway.settings import (
     Secret,
     Settings,
     TeamSpec,
+    Telemetry,
     WebhookSpec,
     ensure_pepper,
     environment,
@@ -751,4 +753,80 @@ def test_caching_is_read_and_what_means_nothing_is_a_problem(read: Read) -> None
         "5: caching.off: there is no transform 'sorting' (one of tools_first_seen, billing_nonce, markers, cache_key, "
         "relocate, trim)",
         "7: caching.trim_keep_chars: must be from 100 to trim_over_chars (500), not 900",
+    ]
+
+
+# --- telemetry -----------------------------------------------------------------------------------------
+
+
+def test_the_standard_variables_say_what_the_file_leaves_open(read: Read) -> None:
+    env = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318/",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://traces.example/in",
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-key=a%20b, x-team = core",
+        "OTEL_TRACES_SAMPLER": "traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.25",
+        "OTEL_SERVICE_NAME": "gateway",
+        "OTEL_RESOURCE_ATTRIBUTES": "service.name=other,deployment.environment=test",
+        "OTEL_METRIC_EXPORT_INTERVAL": "5000",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
+    }
+    found = read("", env).telemetry
+    assert {name: value.reveal() for name, value in found.headers.items()} == {
+        "x-key": "a b",
+        "x-team": "core",
+    }
+    assert dataclasses.replace(found, headers={}) == Telemetry(
+        traces_url="https://traces.example/in",
+        metrics_url="http://127.0.0.1:4318/v1/metrics",
+        sampling_ratio=0.25,
+        follow_parent=False,
+        metrics_every_s=5.0,
+        timeout_s=2.5,
+        service_name="gateway",
+        resource={"deployment.environment": "test"},
+    )
+    written = "telemetry: {otlp_endpoint: 'http://10.0.0.1:4318', sampling_ratio: 1, service_name: mine}"
+    ours = read(written, env).telemetry
+    assert (ours.traces_url, ours.metrics_url) == (
+        "https://traces.example/in",
+        "http://10.0.0.1:4318/v1/metrics",
+    )
+    assert (ours.sampling_ratio, ours.service_name) == (1.0, "mine")
+    assert read("").telemetry == Telemetry()
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "traces", "metrics"),
+    [
+        ("", {"OTEL_SDK_DISABLED": "true"}, False, False),
+        ("", {"OTEL_TRACES_EXPORTER": "none"}, False, True),
+        ("", {"OTEL_METRICS_EXPORTER": "none"}, True, False),
+        ("telemetry: {traces: false, sample_errors: true}", {}, False, True),
+        ("telemetry: {metrics: false}", {}, True, False),
+    ],
+)
+def test_each_signal_can_be_switched_off(
+    read: Read, text: str, env: dict[str, str], traces: bool, metrics: bool
+) -> None:
+    found = read(text, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", **env}).telemetry
+    assert (bool(found.traces_url), bool(found.metrics_url)) == (traces, metrics)
+
+
+def test_variables_that_make_no_sense_are_problems(read: Read) -> None:
+    env = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_EXPORTER_OTLP_HEADERS": "a-secret-without-a-name",
+        "OTEL_TRACES_SAMPLER": "jaeger_remote",
+        "OTEL_METRIC_EXPORT_INTERVAL": "soon",
+    }
+    found = problems(read, "telemetry: {sampling_ratio: 0.5}", env)
+    assert [problem.partition(": ")[2] for problem in found] == [
+        "telemetry: OTEL_TRACES_SAMPLER must be one of always_off, always_on, parentbased_always_off, "
+        "parentbased_always_on, parentbased_traceidratio, traceidratio, not 'jaeger_remote'",
+        "telemetry.otlp_endpoint: must be an http or https URL, not '127.0.0.1:4318'",
+        "telemetry: OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf, not 'grpc'",
+        "telemetry: OTEL_EXPORTER_OTLP_HEADERS must be key=value,key=value",
+        "telemetry: OTEL_METRIC_EXPORT_INTERVAL must be a number above 0, not 'soon'",
     ]

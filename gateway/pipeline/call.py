@@ -274,12 +274,17 @@ def _call_of(
         members=members,
     )
     headers = x.incoming.headers
+    forwarded = [(name, headers[name]) for name in FORWARDED if name in headers]
+    if world.traceparent is not None:
+        given = headers.get("traceparent")
+        own = world.traceparent(attempt.request_id, attempt.attempt_id, given)
+        forwarded = [*(pair for pair in forwarded if pair[0] != "traceparent"), ("traceparent", own)]
     return UpstreamCall(
         attempt_id=attempt.attempt_id,
         deployment=deployment,
         operation=x.operation,
         body=dialects.render(facts, x.incoming.body, edits),
-        headers=(*((name, headers[name]) for name in FORWARDED if name in headers), *x.shaped.headers),
+        headers=(*forwarded, *x.shaped.headers),
         stream=facts.stream,
         slow=shape.is_slow(world, x),
         query=x.incoming.query,

@@ -168,6 +168,8 @@ class World:
     outputs: Outputs = field(default_factory=Outputs)
     runs: Runs = field(default_factory=Runs)
     retries: RetryBudget = field(default_factory=RetryBudget)
+    #: (request id, attempt id, what the client sent) -> `traceparent` for the provider; None: what the client sent
+    traceparent: Callable[[str, str, str | None], str] | None = None
     bindings: Bindings | None = None  # None: no other process serves these tasks
     places: Places = field(default_factory=Places)
     #: seconds until a deployment's answers began, averaged; the newest weighs most

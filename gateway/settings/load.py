@@ -32,7 +32,6 @@ from gateway.settings.model import (
     Secret,
     Settings,
     TeamSpec,
-    Telemetry,
     Timeouts,
     WebhookSpec,
 )
@@ -40,6 +39,7 @@ from gateway.settings.places import places
 from gateway.settings.providers import Shipped, read_known, read_providers
 from gateway.settings.rules import read_routing
 from gateway.settings.section import Section
+from gateway.settings.telemetry import read_telemetry
 from gateway.settings.yaml_marks import LOADER, parse
 
 _MIB = 2**20
@@ -188,7 +188,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         timeouts=timeouts,
         body_limit_bytes=root.integer("body_limit_bytes", 32 * _MIB, 1024, 1024 * _MIB),
         log_level=root.choice("log_level", LogLevel, LogLevel.INFO),
-        telemetry=_telemetry(root.section("telemetry")),
+        telemetry=read_telemetry(root.section("telemetry"), env),
         drain_s=root.number("drain_s", 30, 0, 3600),
         reaper_grace_s=root.number("reaper_grace_s", 600, 1, _DAY_S),
         expose_cost=root.flag("expose_cost", True),
@@ -257,19 +257,6 @@ def _limits(section: Section) -> RateLimit:
     )
     section.done()
     return limit
-
-
-def _telemetry(section: Section) -> Telemetry:
-    endpoint = section.text("otlp_endpoint")
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        section.wrong("otlp_endpoint", f"must be an http or https URL, not {endpoint!r}")
-    telemetry = Telemetry(
-        otlp_endpoint=endpoint,
-        sampling_ratio=section.number("sampling_ratio", 1.0, 0.0, 1.0),
-        service_name=section.text("service_name", "tollhouse"),
-    )
-    section.done()
-    return telemetry
 
 
 def _webhook(root: Section) -> WebhookSpec | None:

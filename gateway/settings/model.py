@@ -155,11 +155,23 @@ class TeamSpec:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """`otlp_endpoint` "" = no traces leave; metrics are always served at the admin port."""
+    """OTLP/HTTP. A URL of "" = that signal does not leave; metrics are served at the admin port in any case.
 
-    otlp_endpoint: str = ""
+    Sampled are `sampling_ratio` of all requests by trace id, what the caller's `traceparent` says where
+    `follow_parent`, and whatever failed (5xx) or took long where that is asked for (0 = not).
+    """
+
+    traces_url: str = ""
+    metrics_url: str = ""
+    headers: Mapping[str, Secret] = field(default_factory=dict)
     sampling_ratio: float = 1.0
+    follow_parent: bool = True
+    sample_errors: bool = False
+    sample_slower_than_s: float = 0.0
+    metrics_every_s: float = 60.0
+    timeout_s: float = 10.0
     service_name: str = "tollhouse"
+    resource: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,12 +204,12 @@ class Metrics:
         duration_s: float,
         first_token_s: float | None = None,
         overhead_s: float | None = None,
-        trace_id: str = "",
+        span: tuple[str, str] | None = None,
         at_s: float = 0.0,
     ) -> None:
         """One request was answered. `status` is what the client saw (499 if it was gone).
 
-        `trace_id`, of a trace that was sampled and ended at `at_s` (1970 UTC), makes it an exemplar.
+        `span`, trace id and span id of a sampled request that ended at `at_s` (1970 UTC), makes it an exemplar.
         """
         status_class = _STATUS_CLASS[status // 100] if 0 <= status < 1000 else OTHER
         self._requests.add((operation, client, status_class))
@@ -218,12 +218,12 @@ class Metrics:
             self._first_token.observe((operation,), first_token_s)
         if overhead_s is not None:
             self._overhead.observe((operation,), overhead_s)
-        if trace_id:
-            self._duration.exemplify((operation, status_class), Exemplar(duration_s, trace_id, at_s))
+        if span is not None:
+            self._duration.exemplify((operation, status_class), Exemplar(duration_s, *span, at_s))
             if first_token_s is not None:
-                self._first_token.exemplify((operation,), Exemplar(first_token_s, trace_id, at_s))
+                self._first_token.exemplify((operation,), Exemplar(first_token_s, *span, at_s))
             if overhead_s is not None:
-                self._overhead.exemplify((operation,), Exemplar(overhead_s, trace_id, at_s))
+                self._overhead.exemplify((operation,), Exemplar(overhead_s, *span, at_s))
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
         """One attempt got its terminal entry (not for a `correct`: the ledger alone knows its difference)."""

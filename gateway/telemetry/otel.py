@@ -22,10 +22,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from gateway.core.entry import Attempt, Outcome
+from gateway.telemetry.genai import OPERATION, PROVIDER
 from gateway.telemetry.redact import redact
 from gateway.telemetry.steps import Span
 
@@ -34,13 +35,8 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 _SAMPLED = 1
 _ID_SPACE = 1 << 63  # sampling looks at the last 63 bits of a trace id, as the SDK's TraceIdRatioBased does
 
-_OPERATION = {"chat": "chat", "responses": "chat", "messages": "chat", "embeddings": "embeddings"}
-_PROVIDER = {
-    "gemini": "gcp.gemini",
-    "vertex": "gcp.vertex_ai",
-    "bedrock": "aws.bedrock",
-    "azure": "azure.ai.openai",
-}
+#: Tasks whose last request is known, so that the next one can point to it.
+_TASKS_MAX = 4_096
 
 
 class Parent(NamedTuple):
@@ -60,8 +56,9 @@ class Trace(NamedTuple):
     sampled: bool
 
     @property
-    def trace_id_hex(self) -> str:
-        return f"{self.trace_id:032x}"
+    def ids(self) -> tuple[str, str]:
+        """Of the trace and of the request's span, in hex."""
+        return f"{self.trace_id:032x}", f"{self.span_id:016x}"
 
 
 class TracedAttempt(NamedTuple):
@@ -85,6 +82,26 @@ class TracedRequest(NamedTuple):
     duration_s: float
     stages: Sequence[Span]
     attempts: Sequence[TracedAttempt]
+    before: Trace | None = (
+        None  # the request of the same task that was recorded last, if that was another trace
+    )
+
+
+class TracedLate(NamedTuple):
+    """An attempt that ended after its request was recorded: the client had left, and the provider went on."""
+
+    trace: Trace
+    attempt: TracedAttempt
+
+
+class Sampling(NamedTuple):
+    """Which traces are kept: by trace id, so that replicas agree; what the caller says, if that is followed; and, once it
+    is known, what failed (5xx) or took at least `slower_than_s` (0 = not asked for)."""
+
+    ratio: float = 1.0
+    follow_parent: bool = True
+    errors: bool = False
+    slower_than_s: float = 0.0
 
 
 def parse_traceparent(text: str | None) -> Parent | None:
@@ -111,7 +128,6 @@ def traceparent_for(trace: Trace, attempt_id: str) -> str:
 class Tracing:
     """Decides which requests are traced, and sends their spans.
 
-    A parent's verdict is followed; roots are sampled at `sample_ratio` by trace id, so that replicas agree.
     A full queue drops requests and counts them in `dropped`; a collector that is down costs nothing else.
     """
 
@@ -119,23 +135,25 @@ class Tracing:
         self,
         exporter: SpanExporter,
         *,
-        service_name: str = "tollhouse",
+        resource: Mapping[str, str] | None = None,
         version: str = "",
-        sample_ratio: float = 1.0,
+        sampling: Sampling = Sampling(),  # noqa: B008 - immutable
         capacity: int = 2_048,
         flush_interval_s: float = 1.0,
         random_bits: Callable[[int], int] = random.getrandbits,
     ) -> None:
-        if not 0.0 <= sample_ratio <= 1.0:
-            raise ValueError(f"sample_ratio is from 0 to 1, not {sample_ratio}")
+        if not 0.0 <= sampling.ratio <= 1.0:
+            raise ValueError(f"a ratio is from 0 to 1, not {sampling.ratio}")
         self._exporter = exporter
-        self._resource = Resource({"service.name": service_name, "service.version": version})
+        self._resource = Resource(dict(resource or {"service.name": "tollhouse"}))
         self._scope = InstrumentationScope("tollhouse", version)
-        self._threshold = int(sample_ratio * _ID_SPACE)
+        self._sampling = sampling
+        self._threshold = int(sampling.ratio * _ID_SPACE)
         self._capacity = capacity
         self._interval_s = flush_interval_s
         self._bits = random_bits
-        self._queue: deque[TracedRequest] = deque()
+        self._queue: deque[TracedRequest | TracedLate] = deque()
+        self._last: dict[str, Trace] = {}  # by task
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.dropped = 0
@@ -151,18 +169,29 @@ class Tracing:
         """Join the caller's trace, or start one."""
         parent = parse_traceparent(traceparent)
         span_id = self._bits(64) or 1
-        if parent is not None:
+        if parent is not None and self._sampling.follow_parent:
             return Trace(parent.trace_id, span_id, parent.span_id, parent.sampled)
-        trace_id = self._bits(128) or 1
-        return Trace(trace_id, span_id, 0, trace_id % _ID_SPACE < self._threshold)
+        trace_id = parent.trace_id if parent is not None else self._bits(128) or 1
+        sampled = trace_id % _ID_SPACE < self._threshold
+        return Trace(trace_id, span_id, parent.span_id if parent is not None else 0, sampled)
 
-    def record(self, request: TracedRequest) -> None:
-        """Keep a finished request for the next batch, if its trace is sampled."""
-        if not request.trace.sampled:
-            return
+    def wants(self, trace: Trace, status: int, duration_s: float) -> bool:
+        """Whether a request that ended like this is to be recorded."""
+        policy = self._sampling
+        return trace.sampled or (policy.errors and status >= 500) or 0 < policy.slower_than_s <= duration_s
+
+    def record(self, request: TracedRequest | TracedLate) -> None:
+        """Keep what has ended for the next batch."""
         if len(self._queue) >= self._capacity:
             self.dropped += 1
             return
+        if isinstance(request, TracedRequest) and request.task_id:
+            before = self._last.pop(request.task_id, None)
+            self._last[request.task_id] = request.trace
+            if len(self._last) > _TASKS_MAX:
+                del self._last[next(iter(self._last))]
+            if before is not None and before.trace_id != request.trace.trace_id:
+                request = request._replace(before=before)
         self._queue.append(request)
 
     def close(self) -> None:
@@ -187,67 +216,79 @@ class Tracing:
             if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                 self.failed_batches += 1
 
-    def _spans(self, r: TracedRequest) -> Iterator[ReadableSpan]:
-        own = r.trace.span_id
+    def _spans(self, kept: TracedRequest | TracedLate) -> Iterator[ReadableSpan]:
+        if isinstance(kept, TracedLate):
+            yield self._attempt(kept.trace, kept.attempt)
+            return
+        own = kept.trace.span_id
 
         def at(seconds: float) -> int:
-            return r.started_ns + int((seconds - r.started_s) * 1e9)
+            return kept.started_ns + int((seconds - kept.started_s) * 1e9)
 
-        def span(
-            name: str,
-            span_id: int,
-            parent: int,
-            times_ns: tuple[int, int],
-            kind: SpanKind,
-            attributes: Mapping[str, str | int | float | Sequence[str]],
-            error: str = "",
-        ) -> ReadableSpan:
-            return ReadableSpan(
-                name,
-                self._context(r.trace, span_id),
-                self._context(r.trace, parent) if parent else None,
-                self._resource,
-                attributes,
-                kind=kind,
-                status=Status(StatusCode.ERROR, error) if error else Status(StatusCode.UNSET),
-                start_time=times_ns[0],
-                end_time=times_ns[1],
-                instrumentation_scope=self._scope,
-            )
-
-        end_ns = at(r.started_s + r.duration_s)
-        whole = (r.started_ns, end_ns)
         # A client's mistake is not the server's error: the conventions mark only 5xx.
-        server_error = r.error or str(r.status) if r.status >= 500 else ""
-        yield span(
-            f"{r.method} {r.path}",
+        yield self._span(
+            kept.trace,
+            f"{kept.method} {kept.path}",
             own,
-            r.trace.parent_span_id,
-            whole,
+            kept.trace.parent_span_id,
+            (kept.started_ns, at(kept.started_s + kept.duration_s)),
             SpanKind.SERVER,
-            _request_facts(r),
-            server_error,
+            _request_facts(kept),
+            error=kept.error or str(kept.status) if kept.status >= 500 else "",
+            link=kept.before,
         )
-        for stage in r.stages:
+        for stage in kept.stages:
             times = (at(stage.start_s), at(stage.start_s + stage.duration_s))
-            yield span(stage.name, self._bits(64) or 1, own, times, SpanKind.INTERNAL, {})
-        for attempt, outcome in r.attempts:
-            start_ns = attempt.started_at_ms * 1_000_000
-            name = f"{_OPERATION.get(attempt.operation, attempt.operation)} {attempt.upstream_model}"
-            yield span(
-                name,
-                attempt_span_id(attempt.attempt_id),
-                own,
-                (start_ns, start_ns + outcome.latency_ms * 1_000_000),
-                SpanKind.CLIENT,
-                _attempt_facts(attempt, outcome),
-                outcome.error,
-            )
+            span_id = self._bits(64) or 1
+            yield self._span(kept.trace, stage.name, span_id, own, times, SpanKind.INTERNAL, {})
+        for each in kept.attempts:
+            yield self._attempt(kept.trace, each)
 
-    def _context(self, trace: Trace, span_id: int) -> SpanContext:
-        return SpanContext(
-            trace.trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+    def _attempt(self, trace: Trace, traced: TracedAttempt) -> ReadableSpan:
+        attempt, outcome = traced
+        start_ns = attempt.started_at_ms * 1_000_000
+        return self._span(
+            trace,
+            f"{OPERATION.get(attempt.operation, attempt.operation)} {attempt.upstream_model}",
+            attempt_span_id(attempt.attempt_id),
+            trace.span_id,
+            (start_ns, start_ns + outcome.latency_ms * 1_000_000),
+            SpanKind.CLIENT,
+            _attempt_facts(attempt, outcome),
+            error=outcome.error,
         )
+
+    def _span(
+        self,
+        trace: Trace,
+        name: str,
+        span_id: int,
+        parent: int,
+        times_ns: tuple[int, int],
+        kind: SpanKind,
+        attributes: Mapping[str, str | int | float | Sequence[str]],
+        *,
+        error: str = "",
+        link: Trace | None = None,
+    ) -> ReadableSpan:
+        links = [Link(_context(link, link.span_id), {"tollhouse.link": "previous_of_task"})] if link else []
+        return ReadableSpan(
+            name,
+            _context(trace, span_id),
+            _context(trace, parent) if parent else None,
+            self._resource,
+            attributes,
+            links=links,
+            kind=kind,
+            status=Status(StatusCode.ERROR, error) if error else Status(StatusCode.UNSET),
+            start_time=times_ns[0],
+            end_time=times_ns[1],
+            instrumentation_scope=self._scope,
+        )
+
+
+def _context(trace: Trace, span_id: int) -> SpanContext:
+    return SpanContext(trace.trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def _request_facts(r: TracedRequest) -> dict[str, str | int]:
@@ -256,6 +297,7 @@ def _request_facts(r: TracedRequest) -> dict[str, str | int]:
         "http.route": r.path,
         "http.response.status_code": r.status,
         "gen_ai.conversation.id": r.task_id,
+        "tollhouse.task.id": r.task_id,
         "tollhouse.request.id": r.request_id,
         "tollhouse.client": redact(r.client),
     }
@@ -267,11 +309,14 @@ def _request_facts(r: TracedRequest) -> dict[str, str | int]:
 def _attempt_facts(attempt: Attempt, outcome: Outcome) -> dict[str, str | int | float | Sequence[str]]:
     usage = outcome.usage
     facts: dict[str, str | int | float | Sequence[str]] = {
-        "gen_ai.operation.name": _OPERATION.get(attempt.operation, attempt.operation),
-        "gen_ai.provider.name": _PROVIDER.get(attempt.provider, attempt.provider),
+        "gen_ai.operation.name": OPERATION.get(attempt.operation, attempt.operation),
+        "gen_ai.provider.name": PROVIDER.get(attempt.provider, attempt.provider),
         "gen_ai.request.model": attempt.upstream_model,
         "gen_ai.response.finish_reasons": (redact(outcome.finish),),
         "gen_ai.conversation.id": attempt.task_id,
+        "gen_ai.agent.name": redact(attempt.client),
+        "tollhouse.task.id": attempt.task_id,
+        "tollhouse.request.id": attempt.request_id,
         # Cached tokens are inside here, whatever the provider's own field of that name means.
         "gen_ai.usage.input_tokens": usage.input_total,
         "gen_ai.usage.output_tokens": usage.output,
@@ -288,6 +333,8 @@ def _attempt_facts(attempt: Attempt, outcome: Outcome) -> dict[str, str | int | 
         "tollhouse.cost_nano_usd": outcome.cost_nano_usd,
         "tollhouse.list_cost_nano_usd": outcome.list_cost_nano_usd,
     }
+    if outcome.upstream_request_id:
+        facts["gen_ai.response.id"] = redact(outcome.upstream_request_id)
     if outcome.status:
         facts["http.response.status_code"] = outcome.status
     if outcome.first_token_ms is not None:
@@ -298,16 +345,14 @@ def _attempt_facts(attempt: Attempt, outcome: Outcome) -> dict[str, str | int | 
 
 
 def otlp_tracing(
-    endpoint: str,
+    url: str,
     *,
     headers: Mapping[str, str] | None = None,
-    service_name: str = "tollhouse",
+    resource: Mapping[str, str] | None = None,
     version: str = "",
-    sample_ratio: float = 1.0,
+    sampling: Sampling = Sampling(),  # noqa: B008 - immutable
     timeout_s: float = 5.0,
 ) -> Tracing:
-    """Tracing to an OTLP/HTTP collector; `endpoint` is its base URL (`http://127.0.0.1:4318`), without /v1/traces."""
-    exporter = OTLPSpanExporter(
-        endpoint=endpoint.rstrip("/") + "/v1/traces", headers=dict(headers or {}), timeout=timeout_s
-    )
-    return Tracing(exporter, service_name=service_name, version=version, sample_ratio=sample_ratio)
+    """Tracing to the collector's address for traces (`http://127.0.0.1:4318/v1/traces`)."""
+    exporter = OTLPSpanExporter(endpoint=url, headers=dict(headers or {}), timeout=timeout_s)
+    return Tracing(exporter, resource=resource, version=version, sampling=sampling)

@@ -22,10 +22,11 @@ Across = Literal["sum", "max", "min"]
 
 
 class Exemplar(msgspec.Struct, frozen=True, array_like=True):
-    """One request that fell into a bucket: how long it took, its trace, and when that was (1970 UTC)."""
+    """One request that fell into a bucket: how long it took, its span (ids in hex), and when that was (1970 UTC)."""
 
     value: float
     trace_id: str
+    span_id: str
     at_s: float
 
 
@@ -100,7 +101,8 @@ def _histogram_lines(family: Family, sample: Sample, openmetrics: bool) -> Itera
         line = _line(f"{family.name}_bucket", with_le, (*sample.labels, bound), str(total))
         exemplar = exemplars[at] if exemplars else None
         if exemplar is not None:
-            line = f'{line[:-1]} # {{trace_id="{escaped(exemplar.trace_id)}"}} {exemplar.value!r} {exemplar.at_s:.3f}\n'
+            of = f'{{trace_id="{exemplar.trace_id}",span_id="{exemplar.span_id}"}}'
+            line = f"{line[:-1]} # {of} {exemplar.value!r} {exemplar.at_s:.3f}\n"
         yield line
     yield _line(f"{family.name}_sum", family.labels, sample.labels, repr(float(sample.value)))
     yield _line(f"{family.name}_count", family.labels, sample.labels, str(total))

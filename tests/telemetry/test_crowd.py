@@ -70,9 +70,7 @@ def test_what_a_dead_worker_has_told_stays_and_its_gauges_go() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=30), st.randoms())
-def test_no_order_of_scrapes_makes_a_counter_fall(
-    steps: list[tuple[int, int]], random: Random
-) -> None:
+def test_no_order_of_scrapes_makes_a_counter_fall(steps: list[tuple[int, int]], random: Random) -> None:
     """Readings of processes that live one after the other, told in any order: each told total is at least the last."""
     readings: list[Page] = []
     counted: dict[int, int] = {}
@@ -93,14 +91,14 @@ def test_the_newest_request_of_a_bucket_is_its_exemplar() -> None:
     def page(at_s: float) -> list[Family]:
         timed = Histogram("t_seconds", "T.", ("a",), (0.1, 1.0))
         timed.observe(("x",), 0.5)
-        timed.exemplify(("x",), Exemplar(0.5, f"{int(at_s):032x}", at_s))
+        timed.exemplify(("x",), Exemplar(0.5, f"{int(at_s):032x}", f"{7:016x}", at_s))
         return [timed.read()]
 
     families = [*merged([page(2.0), page(1.0)]), counter(3)]
     assert written(families, openmetrics=True).decode() == (
         "# TYPE t_seconds histogram\n# HELP t_seconds T.\n"
         't_seconds_bucket{a="x",le="0.1"} 0\n'
-        't_seconds_bucket{a="x",le="1.0"} 2 # {trace_id="00000000000000000000000000000002"} 0.5 2.000\n'
+        't_seconds_bucket{a="x",le="1.0"} 2 # {trace_id="00000000000000000000000000000002",span_id="0000000000000007"} 0.5 2.000\n'
         't_seconds_bucket{a="x",le="+Inf"} 2\n'
         't_seconds_sum{a="x"} 1.0\n'
         't_seconds_count{a="x"} 2\n'

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.telemetry.otel import (
     Parent,
+    Sampling,
     Trace,
     TracedAttempt,
+    TracedLate,
     TracedRequest,
     Tracing,
     attempt_span_id,
@@ -22,6 +20,7 @@ from gateway.telemetry.otel import (
     traceparent_for,
 )
 from gateway.telemetry.steps import Span
+from tests.support.collector import Collector
 from tests.telemetry.facts import attempt, outcome
 
 HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -29,37 +28,7 @@ TRACE_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736
 SPAN_ID = 0x00F067AA0BA902B7
 
 
-class Collector:
-    """Keeps the bodies that were posted to it, with their path and headers."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[str, str | None, ExportTraceServiceRequest]] = []
-        kept = self.got
-
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                kept.append((self.path, self.headers["x-scope"], ExportTraceServiceRequest.FromString(body)))
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Nothing on standard error."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Receiver)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    it = Collector()
-    it.thread.start()
-    yield it
-    it.server.shutdown()
-    it.thread.join()
-    it.server.server_close()
+RESOURCE = {"service.name": "tollhouse", "service.version": "0.1.0"}
 
 
 def request(trace: Trace, status: int = 200, error: str = "") -> TracedRequest:
@@ -84,14 +53,17 @@ def request(trace: Trace, status: int = 200, error: str = "") -> TracedRequest:
 
 
 def test_a_collector_gets_the_request_its_stages_and_its_attempts(collector: Collector) -> None:
-    tracing = otlp_tracing(collector.url, headers={"x-scope": "tests"}, version="0.1.0")
+    tracing = otlp_tracing(
+        f"{collector.url}/v1/traces", headers={"x-scope": "tests"}, resource=RESOURCE, version="0.1.0"
+    )
     tracing.start()
     trace = tracing.begin(HEADER)
     tracing.record(request(trace))
     tracing.close()
 
-    ((path, scope, body),) = collector.got
-    assert (path, scope) == ("/v1/traces", "tests")
+    ((path, headers, sent),) = collector.got
+    assert (path, headers["x-scope"]) == ("/v1/traces", "tests")
+    body = ExportTraceServiceRequest.FromString(sent)
     (resource,) = body.resource_spans
     assert {a.key: a.value.string_value for a in resource.resource.attributes} == {
         "service.name": "tollhouse",
@@ -127,6 +99,10 @@ def test_usage_follows_the_conventions_and_input_includes_cached_tokens() -> Non
         "gen_ai.request.model": "large-2026",
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.conversation.id": f"task_{2:032x}",
+        "gen_ai.agent.name": "claude-code",
+        "gen_ai.response.id": "up-1",
+        "tollhouse.task.id": f"task_{2:032x}",
+        "tollhouse.request.id": f"req_{2:032x}",
         "gen_ai.usage.input_tokens": 1050,
         "gen_ai.usage.output_tokens": 20,
         "gen_ai.usage.cache_read.input_tokens": 900,
@@ -195,7 +171,7 @@ def test_roots_are_sampled_by_trace_id_and_children_follow_their_parent() -> Non
     low, high = 1 << 61, (1 << 62) + 1
     ids = iter([7, low, 7, high, 7, 7])
     kept = InMemorySpanExporter()
-    tracing = Tracing(kept, sample_ratio=0.5, random_bits=lambda _: next(ids))
+    tracing = Tracing(kept, sampling=Sampling(0.5), random_bits=lambda _: next(ids))
 
     assert tracing.begin(None) == Trace(low, 7, 0, True)
     unsampled = tracing.begin(None)
@@ -203,9 +179,49 @@ def test_roots_are_sampled_by_trace_id_and_children_follow_their_parent() -> Non
     assert tracing.begin(HEADER[:-2] + "00") == Trace(TRACE_ID, 7, SPAN_ID, False)
     assert tracing.begin(HEADER) == Trace(TRACE_ID, 7, SPAN_ID, True)
 
-    tracing.record(request(unsampled))
+    assert not tracing.wants(unsampled, 503, 60.0)
+
+
+def test_a_caller_who_is_not_followed_is_joined_and_sampled_like_anybody() -> None:
+    for ratio, sampled in ((0.0, False), (1.0, True)):
+        tracing = Tracing(
+            InMemorySpanExporter(), sampling=Sampling(ratio, follow_parent=False), random_bits=lambda _: 7
+        )
+        assert tracing.begin(HEADER) == Trace(TRACE_ID, 7, SPAN_ID, sampled)
+
+
+def test_what_failed_or_was_slow_is_kept_where_that_is_asked_for() -> None:
+    tracing = Tracing(InMemorySpanExporter(), sampling=Sampling(0.0, errors=True, slower_than_s=5.0))
+    trace = tracing.begin(None)
+    assert [
+        tracing.wants(trace, status, duration_s)
+        for status, duration_s in ((200, 4.9), (404, 0.1), (503, 0.1), (200, 5.0))
+    ] == [False, False, True, True]
+
+
+def test_a_request_points_to_the_one_before_it_in_its_task() -> None:
+    kept = InMemorySpanExporter()
+    tracing = Tracing(kept)
+    first, second = tracing.begin(None), tracing.begin(None)
+    for trace in (first, second, second):
+        tracing.record(request(trace)._replace(stages=(), attempts=()))
     tracing.flush()
-    assert kept.get_finished_spans() == ()
+    links = [[(x.context.trace_id, x.context.span_id) for x in s.links] for s in kept.get_finished_spans()]
+    assert links == [[], [(first.trace_id, first.span_id)], []]
+
+
+def test_an_attempt_that_ends_after_its_request_belongs_to_its_trace() -> None:
+    kept = InMemorySpanExporter()
+    tracing = Tracing(kept)
+    trace = tracing.begin(HEADER)
+    tracing.record(TracedLate(trace, TracedAttempt(attempt(3), outcome(finish="client_gone"))))
+    tracing.flush()
+    (span,) = kept.get_finished_spans()
+    assert (span.name, span.context and span.context.trace_id, span.parent and span.parent.span_id) == (
+        "chat large-2026",
+        TRACE_ID,
+        trace.span_id,
+    )
 
 
 def test_a_full_queue_drops_and_counts() -> None:
@@ -222,4 +238,4 @@ def test_a_full_queue_drops_and_counts() -> None:
 
 def test_a_sample_ratio_above_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"from 0 to 1, not 1\.5"):
-        Tracing(InMemorySpanExporter(), sample_ratio=1.5)
+        Tracing(InMemorySpanExporter(), sampling=Sampling(1.5))
