@@ -463,31 +463,6 @@ class App:
             }
         )
 
-    def _trace(self, tracing: Tracing, done: Done, status: int, duration_s: float) -> None:
-        from gateway.telemetry.otel import TracedRequest
-
-        attempts = self._traced.pop(done.request_id, [])
-        trace = tracing.begin(done.traceparent)
-        if not trace.sampled:
-            return
-        tracing.record(
-            TracedRequest(
-                trace=trace,
-                request_id=done.request_id,
-                method=done.method,
-                path=f"/v1/{done.operation}" if done.operation else "other",
-                status=status,
-                error=done.error,
-                client=done.client,
-                task_id=done.task_id,
-                started_ns=self.clock.now_ms() * 1_000_000 - int(duration_s * 1e9),
-                started_s=done.steps.started_s,
-                duration_s=duration_s,
-                stages=done.steps.spans(),
-                attempts=attempts,
-            )
-        )
-
     async def _scraped(self, accept: str) -> tuple[str, bytes]:
         families = self.metrics.read() if self._peers is None else await self._peers.families()
         openmetrics = wants_openmetrics(accept)
