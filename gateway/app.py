@@ -23,11 +23,12 @@ from gateway.administration import admin_deps
 from gateway.alerts import Alerts
 from gateway.core import health
 from gateway.core.breakers import Watch
-from gateway.core.entry import Attempt, Outcome
+from gateway.core.entry import Attempt, Outcome, Refused
 from gateway.core.errors import is_refusal
 from gateway.core.ids import new_id
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.gauges import add_gauges, add_ledger_gauges
+from gateway.gpu import GpuTier
 from gateway.jobs import reaper as reaping
 from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
@@ -37,7 +38,7 @@ from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex, Upstream
 from gateway.reload import Reload, renewed
-from gateway.settings import ConfigError, LogLevel, Problem, Settings, ensure_pepper
+from gateway.settings import LogLevel, Settings, ensure_pepper
 from gateway.storage import schema
 from gateway.storage.breaker_events import BreakerEvents
 from gateway.storage.database import Database, Randomness, SystemClock, open_database
@@ -48,6 +49,7 @@ from gateway.storage.ledger import SqlLedger
 from gateway.storage.lockfile import ServingLock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
+from gateway.storage.own_prices import OwnPrices
 from gateway.storage.own_tasks import OwnTasks
 from gateway.storage.refused_sums import RefusedSums
 from gateway.storage.rollups import keep_mended
@@ -116,6 +118,7 @@ class App:
         self.health: dict[str, health.HealthState] = {}
         self._replicas: Shared | None = None
         self.metrics = Metrics(settings.catalog, version=__version__)
+        self.gpu = GpuTier(lambda: self.settings.catalog, self.metrics, self.clock.monotonic)
         self.watch = Watch()
         self._failed_rules: dict[tuple[str, ...], float] = {}
         self.metrics.gauge(
@@ -131,6 +134,7 @@ class App:
         self.ledger: SqlLedger
         self.reconcile: Reconcile
         self.database: Database
+        self.prices: OwnPrices
         self.events: BreakerEvents
         self.refused: RefusedSums
         self.alerts: Alerts
@@ -163,6 +167,7 @@ class App:
         self.settings, waiting = renewed(self.settings, read)
         self._secrets.clear()
         self._secrets.update(_revealed(self.settings))  # the senders hold this very dict
+        self.prices.use(self.settings.prices)
         self.metrics.use_catalog(self.settings.catalog)
         return waiting
 
@@ -195,6 +200,8 @@ class App:
         )
         stack.push_async_callback(self.ledger.close)
         self.resumes = Resumes(self.events, self.watch.forgive, self.ledger.revision_changed)
+        self.prices = OwnPrices(self.database, settings.prices)
+        await self.prices.turn()
         keys = await SqlKeyStore.open(self.database, self.store_changed)
         stack.push_async_callback(keys.close)
         secrets_by_name = self._secrets
@@ -257,7 +264,7 @@ class App:
             uncertain=partial(uncertain, self.database),
             settle=self.ledger.settle,
             deployments=lambda: {d.name: d for d in self.settings.catalog.deployments},
-            price_book=lambda: self.settings.prices,
+            price_book=lambda: self.prices.book,
             find=lookup.find,
             now_ms=self.clock.now_ms,
         )
@@ -270,6 +277,8 @@ class App:
         self.jobs.watch(reaper.run(), "reaper")
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
         self.jobs.watch(self.resumes.run(), "resumes")
+        self.jobs.watch(self.gpu.run(), "gpu")
+        self.jobs.watch(self.prices.run(), "prices")
         sweeper = Sweeper(SqlOutbox(self.database), self.events, delivered=settings.webhook is not None)
         self.jobs.watch(sweeper.run(), "sweeper")
         self.jobs.watch(self.refused.run(), "refused")
@@ -282,38 +291,23 @@ class App:
 
     async def _shared(self) -> tuple[Limits, PrefixIndex]:
         """What replicas share through Redis if there is one: limits and lineage."""
-        own, url = MemoryPrefixIndex(self.clock.monotonic), self.settings.redis_url
-        if not url:
+        own = MemoryPrefixIndex(self.clock.monotonic)
+        if not self.settings.redis_url:
             return MemoryLimits(), own
         from gateway.sharing import share
-        from gateway.storage.redis_limits import RedisLimits
-        from gateway.storage.redis_prefixes import RedisPrefixIndex
-        from gateway.storage.redis_refusals import RedisRefusals
 
-        try:
-            limits = RedisLimits(url, replicas_min=self.settings.workers)
-            prefixes = RedisPrefixIndex(url, own, self.clock.monotonic)
-            refusals = RedisRefusals(url, self.ledger.refusals)
-        except ValueError as e:
-            raise ConfigError([Problem(self.settings.file, 0, "redis_url", str(e))]) from e
-        for store in (limits, prefixes, refusals):
-            await store.start()
-            self._stack.push_async_callback(store.close)
         self._replicas = await share(
-            url,
+            self.settings,
             self.health,
+            own,
+            self.ledger.refusals,
             replica_id=self._replica_id,
             clock=self.clock,
             jobs=self.jobs,
             stack=self._stack,
+            metrics=self.metrics,
         )
-        self.metrics.gauge(
-            "tollhouse_limits_degraded",
-            "1 while Redis is away and each process keeps to its share of the limits.",
-            lambda: int(limits.degraded),
-            across="max",
-        )
-        return limits, prefixes
+        return self._replicas.limits, self._replicas.prefixes
 
     def _world(
         self, keys: SqlKeyStore, upstream: Upstream, pepper: bytes, limits: Limits, prefixes: PrefixIndex
@@ -333,7 +327,7 @@ class App:
             random=randoms.random,
             new_id=self.new_id,
             catalog=lambda: self.settings.catalog,
-            prices=lambda: self.settings.prices,
+            prices=lambda: self.prices.book,
             rules=lambda: self.settings.routing.rules,
             virtual=lambda: self.settings.routing.virtual,
             rule_failed=self._rule_failed,
@@ -351,16 +345,24 @@ class App:
             cache_rules=lambda: self.settings.cache_rules,
             caching=lambda: self.settings.caching,
             watch=self.watch,
+            places=self.gpu.places,
+            replicas=self.gpu.groups,
             alert=self.alerts.breaker,
             tell=self.alerts.tell,
             go_on=self.resumes.go_on,
-            refused=self.refused.add,
+            refused=self._hold_refused,
+            streamed=self.metrics.streamed,
         )
 
     def store_changed(self) -> None:
-        """A key, team, budget or task's state changed somewhere."""
+        """A key, team, budget, price or task's state changed somewhere."""
         self.ledger.revision_changed()
         self.resumes.wake()
+        self.prices.wake()
+
+    def _hold_refused(self, attempt: Attempt, refused: Refused, nano_usd: int | None) -> None:
+        self.refused.add(attempt, refused, nano_usd)
+        self.metrics.hold_refused(refused.scope.partition(":")[0], refused.unit.value, nano_usd)
 
     def _rule_failed(self, rule: str) -> None:
         self._failed_rules[rule,] = self._failed_rules.get((rule,), 0) + 1
@@ -374,6 +376,7 @@ class App:
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
         self.metrics.attempt(attempt, outcome)
+        self.gpu.attempt(attempt, outcome)
         if self._genai is not None:
             self._genai.attempt(attempt, outcome)
         if self._traces is not None:

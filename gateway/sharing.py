@@ -1,4 +1,4 @@
-"""What replicas tell one another of routing through Redis: who is well, and which cache is warm where."""
+"""What replicas tell one another through Redis: limits, lineage, refusals, who is well, and which cache is warm where."""
 
 from __future__ import annotations
 
@@ -7,32 +7,62 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from gateway.core.health import HealthState
-from gateway.ports import Bindings, Clock
+from gateway.ports import Bindings, Clock, Limits, PrefixIndex
+from gateway.settings import ConfigError, Problem, Settings
+from gateway.storage.memory import MemoryPrefixIndex
 from gateway.storage.redis_bindings import RedisBindings
 from gateway.storage.redis_health import RedisHealth
+from gateway.storage.redis_limits import RedisLimits
+from gateway.storage.redis_prefixes import RedisPrefixIndex
+from gateway.storage.redis_refusals import RedisRefusals
+from gateway.storage.refusals import Refusals
 from gateway.tasks import Tasks
+from gateway.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
+    limits: Limits
+    prefixes: PrefixIndex
     health_changed: Callable[[Mapping[str, HealthState]], None]
     bindings: Bindings
 
 
 async def share(
-    url: str,
+    settings: Settings,
     states: MutableMapping[str, HealthState],
+    own: MemoryPrefixIndex,
+    refusals: Refusals,
     *,
     replica_id: str,
     clock: Clock,
     jobs: Tasks,
     stack: AsyncExitStack,
+    metrics: Metrics,
 ) -> Shared:
-    """Keep `states` in step with other replicas from now on."""
+    """Keep `states` in step with other replicas from now on, and share limits, lineage and refusals. `ConfigError` for a
+    URL that cannot be used.
+    """
+    url = settings.redis_url or ""
+    try:
+        limits = RedisLimits(url, replicas_min=settings.workers)
+        prefixes = RedisPrefixIndex(url, own, clock.monotonic)
+        told = RedisRefusals(url, refusals)
+    except ValueError as e:
+        raise ConfigError([Problem(settings.file, 0, "redis_url", str(e))]) from e
+    for first in (limits, prefixes, told):
+        await first.start()
+        stack.push_async_callback(first.close)
+    metrics.gauge(
+        "tollhouse_limits_degraded",
+        "1 while Redis is away and each process keeps to its share of the limits.",
+        lambda: int(limits.degraded),
+        across="max",
+    )
     health = RedisHealth(url, states, replica_id=replica_id, now_ms=clock.now_ms, monotonic=clock.monotonic)
     bindings = RedisBindings(url)
     for store in (health, bindings):
         await store.start()
         stack.push_async_callback(store.close)
     jobs.watch(health.run(), "shared health")
-    return Shared(health.changed, bindings)
+    return Shared(limits, prefixes, health.changed, bindings)

@@ -14,16 +14,12 @@ from gateway.admin.shown import (
     Out,
     SourceOut,
     entry_out,
-    instant,
     miss_out,
     shown,
 )
 from gateway.core.catalog import Deployment, Provider, Tier
 from gateway.core.errors import NotFound
-from gateway.core.money import usd_text
 from gateway.core.offices import Page, Right
-from gateway.core.prices import PriceRow
-from gateway.core.rates import Rates
 from gateway.core.rules import RuleText
 
 _END_OF_TIME_MS = 2**53
@@ -77,22 +73,6 @@ class RuleOut(Out):
     reasoning_effort: str | None
     service_tier: str | None
     source: SourceOut | None
-
-
-class PriceOut(Out):
-    """Dollars per million tokens, by class; null = no price of its own."""
-
-    price: str
-    version: str
-    valid_from: str | None
-    valid_to: str | None
-    usd_per_mtok: dict[str, str | None]
-    size_tiers: list[dict[str, Any]]
-    service_tiers: list[str]
-    hours: int
-    per_request_usd: str
-    source: str
-    checked_on: str
 
 
 async def list_providers(call: Call) -> Reply:
@@ -217,47 +197,6 @@ def source_of(call: Call, name: str) -> SourceOut | None:
     return None if place is None else SourceOut(file=place[0], line=place[1] or None)
 
 
-async def list_prices(call: Call) -> Reply:
-    wanted = call.params.get("model", "").lower()
-    at_ms = call.params.get("at")
-    rows = [
-        _price(row)
-        for row in call.deps.configured().prices.rows()
-        if wanted in row.price.lower() and (at_ms is None or _holds(row, at_ms))
-    ]
-    return await listed(call, rows)
-
-
-def _holds(row: PriceRow, at_ms: int) -> bool:
-    return row.valid_from_ms <= at_ms and (row.valid_to_ms is None or at_ms < row.valid_to_ms)
-
-
-def _price(row: PriceRow) -> Json:
-    return shown(
-        PriceOut(
-            price=row.price,
-            version=row.version,
-            valid_from=instant(row.valid_from_ms) if row.valid_from_ms > 0 else None,
-            valid_to=instant(row.valid_to_ms),
-            usd_per_mtok=_per_mtok(row.rates),
-            size_tiers=[{"above_input_tokens": n, "usd_per_mtok": _per_mtok(r)} for n, r in row.size_tiers],
-            service_tiers=list(row.service_tiers),
-            hours=len(row.hours),
-            per_request_usd=usd_text(row.per_request_nano_usd),
-            source=row.source,
-            checked_on=row.checked_on,
-        )
-    )
-
-
-def _per_mtok(rates: Rates) -> dict[str, str | None]:
-    def text_of(pico_usd: int | None) -> str | None:
-        return None if pico_usd is None else usd_text(pico_usd * 1_000)
-
-    classes = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_12h")
-    return {name: text_of(getattr(rates, name)) for name in classes}
-
-
 def _without_identity(url: str) -> str:
     """An address may hold a user and a password, or a key in its query."""
     scheme, found, rest = url.partition("://")
@@ -356,7 +295,6 @@ ROUTES = (
     Route("GET", "/catalog", get_catalog, Right.READ, "configuration"),
     Route("GET", "/tiers", list_tiers, Right.READ, "configuration", TierOut, params=PAGED, listed=True),
     Route("GET", "/rules", list_rules, Right.READ, "configuration", RuleOut, params=PAGED, listed=True),
-    Route("GET", "/prices", list_prices, Right.READ, "configuration", PriceOut, params=(text("model"), moment("at"), *PAGED), listed=True),
     Route("GET", "/ledger", list_ledger, Right.READ, "requests", params=(*_LEDGER, *_TIMES, *PAGED), listed=True),
     Route("GET", "/requests/{request_id}", get_request, Right.READ, "requests"),
     Route("GET", "/requests/{request_id}/prefix", get_prefix, Right.READ, "requests"),

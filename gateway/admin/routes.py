@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.admin import accounts, aliases, budgets, configuration, health, records, tasks, usage
+from gateway.admin import accounts, aliases, budgets, configuration, health, prices, records, tasks, usage
 from gateway.admin.route import Route
 
 PREFIX = "/admin/v1"
@@ -13,6 +13,7 @@ ROUTES: tuple[Route, ...] = (
     *usage.ROUTES,
     *records.ROUTES,
     *configuration.ROUTES,
+    *prices.ROUTES,
     *health.ROUTES,
     *aliases.ROUTES,
 )

@@ -10,10 +10,33 @@ from gateway.core.budget import Budget
 from gateway.core.identity import KeyRecord
 from gateway.core.offices import AdminKey, AuditEntry, Page, Reach, Role, Tenant
 from gateway.core.outcomes import Run
+from gateway.core.prices import PriceRow
 from gateway.core.task_facts import TaskRow
 from gateway.core.usage_facts import Question, UsageBucket
 
 Filters = Mapping[str, Any]
+
+
+class OwnPriceRow(Protocol):
+    """A price row that somebody stated. `body`: the row as in prices.yaml, without its times."""
+
+    @property
+    def price_id(self) -> str: ...
+
+    @property
+    def price(self) -> str: ...
+
+    @property
+    def valid_from_ms(self) -> int: ...
+
+    @property
+    def valid_to_ms(self) -> int | None: ...
+
+    @property
+    def body(self) -> Mapping[str, Any]: ...
+
+    @property
+    def row(self) -> PriceRow: ...
 
 
 class Registry(Protocol):
@@ -79,6 +102,22 @@ class Registry(Protocol):
     ) -> Budget: ...
 
     async def drop_budget(self, budget_id: str, expect: Callable[[Budget], None]) -> Budget: ...
+
+    async def own_prices(self) -> Sequence[OwnPriceRow]: ...
+
+    async def own_price(self, price_id: str) -> OwnPriceRow: ...
+
+    async def add_prices(self, wanted: Sequence[Mapping[str, Any]], *, one: bool) -> Sequence[OwnPriceRow]:
+        """`price`, `valid_from_ms` (None = now), `valid_to_ms` and `body` of each; all or nothing."""
+        ...
+
+    async def change_price(self, price_id: str, change: Callable[[Any, int], Any]) -> OwnPriceRow:
+        """`InUse` for a change of more than the end of a row that has begun."""
+        ...
+
+    async def drop_price(self, price_id: str, expect: Callable[[Any], None]) -> OwnPriceRow:
+        """One that has begun ends now."""
+        ...
 
     async def tasks(self, filters: Filters, after: Any, limit: int) -> Page[Any]: ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import NoReturn, TypeVar
@@ -36,6 +36,7 @@ __all__ = [
     "cost",
     "listed_models",
     "load_price_book",
+    "parse_row",
     "parse_rows",
 ]
 
@@ -306,6 +307,16 @@ def parse_rows(models: object) -> tuple[PriceRow, ...]:
             at.fail("rows", "must be a list of at least one row")
         rows += [_row(_At(at.price, i), row) for i, row in enumerate(given)]
     return PriceBook.of(rows).rows()
+
+
+def parse_row(price: str, version: str, doc: object, valid_from_ms: int, valid_to_ms: int | None) -> PriceRow:
+    """One row, in the shape of prices.yaml's, its times apart. Raises `PriceError`."""
+    at = _At(_price_name({"price": price}))
+    found = _row(at, doc)
+    try:
+        return replace(found, version=version, valid_from_ms=valid_from_ms, valid_to_ms=valid_to_ms)
+    except ValueError as e:
+        at.fail("valid_to", str(e))
 
 
 _ENTRY_KEYS = frozenset(

@@ -17,6 +17,20 @@ import msgspec
 SIGNATURE_HEADER = "X-Tollhouse-Signature"
 EVENT_ID_HEADER = "X-Tollhouse-Event-Id"
 
+#: What messages are about.
+KINDS = (
+    "budget_alert",
+    "budget_shadow",
+    "budget_warning",
+    "bound_breach",
+    "task_paused",
+    "breaker_tripped",
+    "breaker_warning",
+    "credential_refused",
+)
+#: A message that somebody asks for, to see whether messages arrive.
+TEST = "test"
+
 #: A receiver that has been away for longer than this is not told any more.
 GIVE_UP_MS = 24 * 3_600_000
 _FIRST_DELAY_MS = 1_000
@@ -44,6 +58,12 @@ class Message:
     @property
     def expired(self) -> bool:
         return self.age_ms >= GIVE_UP_MS
+
+
+def secret_of(pepper: bytes, webhook_id: str, version: int) -> str:
+    """The secret of a webhook that was added over the admin API: made anew whenever it is needed, stored nowhere."""
+    seed = b"\0".join((b"tollhouse webhook", webhook_id.encode(), str(version).encode()))
+    return f"whsec_{hmac.digest(pepper, seed, hashlib.sha256).hex()}"
 
 
 def envelope(message: Message) -> bytes:

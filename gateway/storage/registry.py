@@ -28,6 +28,7 @@ from gateway.core.usage_facts import Question, UsageBucket
 from gateway.storage import (
     admin_keys,
     audit,
+    own_prices,
     registry_accounts,
     registry_budgets,
     registry_lists,
@@ -36,6 +37,7 @@ from gateway.storage import (
 )
 from gateway.storage.accounts import Task, Team, rule_of
 from gateway.storage.database import Database
+from gateway.storage.own_prices import OwnPrice
 from gateway.storage.registry_accounts import NewKey
 from gateway.storage.tasks import Tasks, Wanted
 from gateway.storage.transact import Fetch, Sql, Tx
@@ -214,6 +216,24 @@ class Registry:
         return await self._write(
             partial(registry_budgets.drop_budget, self._actor, self._reach, budget_id, expect)
         )
+
+    # --- prices --------------------------------------------------------------------------------------
+
+    async def own_prices(self) -> Sequence[OwnPrice]:
+        return await self._read(own_prices.own_prices)
+
+    async def own_price(self, price_id: str) -> OwnPrice:
+        return await self._read(partial(own_prices.own_price, price_id))
+
+    async def add_prices(self, wanted: Sequence[Mapping[str, Any]], *, one: bool) -> Sequence[OwnPrice]:
+        """`price`, `valid_from_ms` (None = now), `valid_to_ms` and `body` of each; all or nothing."""
+        return await self._write(partial(own_prices.add, self._actor, wanted, one))
+
+    async def change_price(self, price_id: str, change: Callable[[OwnPrice, int], OwnPrice]) -> OwnPrice:
+        return await self._write(partial(own_prices.change, self._actor, price_id, change))
+
+    async def drop_price(self, price_id: str, expect: Callable[[OwnPrice], None]) -> OwnPrice:
+        return await self._write(partial(own_prices.drop, self._actor, price_id, expect))
 
     # --- what happened -------------------------------------------------------------------------------
 

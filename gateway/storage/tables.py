@@ -375,6 +375,9 @@ outbox = Table(
     *_sums("attempts", "next_at_ms"),  # tries so far; when the next may begin, or the claim of one ends
     _int("dead_at_ms", null=True),  # given up
     _text_or("last_error", ""),
+    *_sums(
+        "spread"
+    ),  # 1: those of `webhook` have their deliveries; the columns above are of the configured one
     Index(
         "ix_outbox_next_at_ms",
         "next_at_ms",
@@ -382,6 +385,48 @@ outbox = Table(
         sqlite_where=text("delivered_at_ms IS NULL AND dead_at_ms IS NULL"),
     ),
     Index("ix_outbox_dedupe", "dedupe", unique=True),
+    Index(
+        "ix_outbox_spread",
+        "outbox_id",
+        postgresql_where=text("spread = 0"),
+        sqlite_where=text("spread = 0"),
+    ),
+)
+
+#: Receivers that people added over the admin API. Their secrets are made from the pepper, the id and the version of the
+#: secret, so none is at rest.
+webhook = Table(
+    "webhook",
+    metadata,
+    _id("webhook_id"),
+    _text("name"),
+    _text("url"),  # often holds a secret of the receiver
+    _text("kinds"),  # JSON array; empty = all
+    Column("enabled", Boolean, nullable=False),
+    _int("secret_version"),
+    _int("created_at_ms"),
+    _int("revision"),
+)
+
+webhook_delivery = Table(
+    "webhook_delivery",
+    metadata,
+    _id("webhook_id"),
+    _id("outbox_id"),
+    _text("kind"),
+    _int("created_at_ms"),  # of the message
+    *_sums("attempts", "next_at_ms"),
+    _int("delivered_at_ms", null=True),
+    _int("dead_at_ms", null=True),
+    _text_or("last_error", ""),
+    Index(
+        "ix_webhook_delivery_webhook_id_next_at_ms",
+        "webhook_id",
+        "next_at_ms",
+        postgresql_where=text("delivered_at_ms IS NULL AND dead_at_ms IS NULL"),
+        sqlite_where=text("delivered_at_ms IS NULL AND dead_at_ms IS NULL"),
+    ),
+    Index("ix_webhook_delivery_created_at_ms", "created_at_ms"),
 )
 
 #: One row per episode of a breaker (storage/breaker_events.py).
@@ -415,6 +460,23 @@ audit = Table(
     _text("subject"),
     _text("body"),  # JSON; never a secret
     Index("ix_audit_at_ms", "at_ms"),
+)
+
+#: Price rows stated over the admin API, beside those of the configuration, which they go before while they hold. A row that
+#: has begun is never changed but for its end, so that what is found at a time stays what was charged then.
+own_price = Table(
+    "own_price",
+    metadata,
+    _id("price_id"),
+    _text("price"),
+    _int("valid_from_ms"),
+    _int("valid_to_ms", null=True),
+    _text("body"),  # JSON: a row as in prices.yaml, without its times
+    _int("created_at_ms"),
+    _int("withdrawn_at_ms", null=True),  # before it began
+    _int("revision"),
+    Index("ix_own_price_revision", "revision"),
+    Index("ix_own_price_price", "price"),
 )
 
 #: Keys of the admin API. "" as tenant or team = all of them.

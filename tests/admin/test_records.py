@@ -19,7 +19,7 @@ async def test_the_configuration_in_force_is_shown_without_a_secret(it: Office) 
         ["large-eu", "mini-eu"],
     )
     assert (await it.ask("GET", "/credentials"))[1]["data"] == [
-        {"name": "acme", "present": True, "providers": ["acme"]}
+        {"name": "acme", "present": True, "providers": ["acme"], "source": None}
     ]
     _, small = await it.ask("GET", "/deployments?tier=small")
     assert [(d["name"], d["health"]) for d in small["data"]] == [("mini-eu", "open")]
@@ -27,9 +27,9 @@ async def test_the_configuration_in_force_is_shown_without_a_secret(it: Office) 
         "large-eu"
     ]
     assert (await it.ask("GET", "/tiers"))[1]["data"] == [
-        {"name": "fast", "default": False, "deployments": []},
-        {"name": "standard", "default": True, "deployments": ["large-eu"]},
-        {"name": "small", "default": False, "deployments": ["mini-eu"]},
+        {"name": "fast", "default": False, "deployments": [], "source": None},
+        {"name": "standard", "default": True, "deployments": ["large-eu"], "source": None},
+        {"name": "small", "default": False, "deployments": ["mini-eu"], "source": None},
     ]
     _, rules = await it.ask("GET", "/rules")
     assert (rules["mode"], [(r["position"], r["name"], r["when"], r["target"]) for r in rules["data"]]) == (

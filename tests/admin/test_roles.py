@@ -5,7 +5,7 @@ shows.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Side:
     task_id: str
     request_id: str
     admin_key_id: str = "zzzzzzzz"
+    #: prices belong to no team: whoever may read sees all of them
+    price_id: str = "none"
 
 
 async def side(it: Office, mark: str, folder: Path, tenant: str = "") -> Side:
@@ -133,6 +135,12 @@ async def test_every_route_at_anothers_things_and_at_ones_own(
     tenant = "shared" if scope == "team" else ""
     theirs = await side(it, MARKS["theirs"], tmp_path, tenant)
     ours = await side(it, MARKS["ours"], tmp_path, tenant)
+    _, price = await it.ask(
+        "POST",
+        "/prices",
+        {"price": "acme/large", "rates": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "1"}},
+    )
+    ours = replace(ours, price_id=price["price_id"])
     reach = {f"{scope}_id": getattr(ours, f"{scope}_id")}
     key = await admin_key(it, role, **reach)
     admin = Admin("", role, Reach(ours.tenant_id, ours.team_id if scope == "team" else ""))
