@@ -120,11 +120,8 @@ def local_moment(name: str, about: str = "") -> Param:
             when = None if digits else datetime.fromisoformat(given)
         except ValueError:
             when = None
-        if when is None or when.tzinfo is not None:
-            found = _moment(given)
-            year = datetime.fromtimestamp(found / 1_000, UTC).year
-        else:
-            found, year = when, when.year
+        found: int | datetime = _moment(given) if when is None or when.tzinfo is not None else when
+        year = (datetime.fromtimestamp(found / 1_000, UTC) if isinstance(found, int) else found).year
         if not 1970 <= year <= LATEST_YEAR:
             raise ValueError(f"must be from 1970 to {LATEST_YEAR}")
         return found
