@@ -67,6 +67,16 @@ def _cache_counters(counter: Callable[..., Counter], labels: Labels) -> tuple[Co
     )
 
 
+def _queue_wait(max_series: int) -> Histogram:
+    return Histogram(
+        "tollhouse_queue_wait_seconds",
+        "Waiting for a place at a deployment: entered, or not because it was late, full, or left.",
+        ("deployment", "class", "outcome"),
+        DURATION_S,
+        max_series=max_series,
+    )
+
+
 class Metrics:
     """All metrics of one worker. `team_label=False` leaves teams out of the token and cost counters."""
 
@@ -125,6 +135,7 @@ class Metrics:
             "What breakers had to say about tasks and keys, once per episode.",
             ("breaker", "action"),
         )
+        self._queue_wait = _queue_wait(max_series)
         self._families: list[Counter | Histogram] = [
             self._requests,
             self._duration,
@@ -141,6 +152,7 @@ class Metrics:
             self._lost,
             self._refusals,
             self._breakers,
+            self._queue_wait,
         ]
         self._gauges: dict[str, Gauge] = {}
         self.gauge(
@@ -254,6 +266,10 @@ class Metrics:
             cause = outcome.miss.cause.value
             self._misses.add((cause, model, provider, team))
             self._lost.add((cause, model, provider, team), outcome.miss.lost_nano_usd)
+
+    def waited(self, deployment: str, urgency: str, waited_s: float, how: str) -> None:
+        """A call came to a deployment that has places; `how` its waiting ended is a word of `pipeline.places`."""
+        self._queue_wait.observe((deployment, urgency, how), waited_s)
 
     def refusal(self, kind: str) -> None:
         """A request was refused before spending; `kind` is a `GatewayError.kind`."""

@@ -13,8 +13,10 @@ import pytest
 from gateway.core.catalog import Catalog, Tier
 from gateway.core.entry import Kind
 from gateway.core.errors import GatewayError
+from gateway.core.gpu_price import GpuPrice
 from gateway.core.health import Status
 from gateway.core.rules import RuleSet, RuleText
+from gateway.core.serving import Serving
 from gateway.core.usage import Quality
 from gateway.settings import Secret, Settings
 from gateway.settings.model import Routing, WebhookSpec
@@ -47,7 +49,10 @@ VALUES = {
 
 
 def _with_places_and_a_failing_rule(settings: Settings) -> Settings:
-    deployments = tuple(dataclasses.replace(d, concurrent=4) for d in settings.catalog.deployments)
+    gpu = Serving(gpu=GpuPrice(2_500_000_000, 16_000, 900))
+    deployments = tuple(
+        dataclasses.replace(d, concurrent=4, serving=gpu) for d in settings.catalog.deployments
+    )
     rules = RuleSet.compile([RuleText("fails", "request.labels.none == 'x'", Tier.FAST)], Tier.STANDARD)
     catalog = Catalog.of(deployments, settings.catalog.default_tier)
     return dataclasses.replace(settings, catalog=catalog, routing=Routing(rules=rules))
@@ -68,6 +73,7 @@ async def _ask(gw: Running, system: str, said: list[dict[str, Any]], **more: Any
 async def served(gw: Running) -> str:
     """The page after one request of each kind."""
     gw.app.reload(lambda: _with_places_and_a_failing_rule(gw.app.settings))
+    gw.app.gpu.tick()
     said = [{"role": "user", "content": "hi"}]
     assert await _ask(gw, SYSTEM, said) == 200
     said += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
