@@ -61,6 +61,13 @@ def add_gauges(metrics: Metrics, world: World) -> None:
 def add_ledger_gauges(metrics: Metrics, ledger: SqlLedger) -> None:
     """How well the ledger reaches its store."""
     metrics.gauge(
+        "tollhouse_held_usd_total",
+        "Money held for attempts before they were sent; what they cost then is tollhouse_cost_usd_total.",
+        lambda: ledger.held_nano_usd,
+        only_grows=True,
+        nano=True,
+    )
+    metrics.gauge(
         "tollhouse_ledger_available",
         "1 if holds can be made; 0 while the store cannot be reached and requests are refused.",
         lambda: float(ledger.available),

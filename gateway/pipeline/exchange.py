@@ -118,6 +118,10 @@ def _nobody(_kind: str, _dedupe: str, _body: Mapping[str, object]) -> None:
     """Nobody is told."""
 
 
+def _unmeasured(_attempt: Attempt, _events: int, _took_s: float) -> None:
+    """Nobody measures streams."""
+
+
 def _uncounted(_attempt: Attempt, _refused: Refused, _nano_usd: int | None) -> None:
     """Nobody counts what is refused."""
 
@@ -189,6 +193,8 @@ class World:
     repeats: Repeats = field(default_factory=Repeats)
     #: counts a hold that was refused: attempt, refusal, nano-dollars that it was to hold (None = not known)
     refused: Callable[[Attempt, Refused, int | None], None] = _uncounted
+    #: a stream has ended by itself: its events, and seconds from the first to the last
+    streamed: Callable[[Attempt, int, float], None] = _unmeasured
     #: (task id, why): let a task go on that a breaker has paused; False if it is not. Raises `Unavailable`.
     go_on: Callable[[str, str], Awaitable[bool]] = _not_paused
     #: of deployments that have replicas

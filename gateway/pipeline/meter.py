@@ -62,7 +62,10 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
             world.spawn(abandon_stream(world, x, o, sent_all=begun and meter.complete), "abandon")
         else:
             admit.leave(world, x)
-            settle.post(world, x, o.attempt, stream_outcome(world, x, o, finish, error))
+            outcome = stream_outcome(world, x, o, finish, error)
+            settle.post(world, x, o.attempt, outcome)
+            if meter.events > 1 and o.first_token_ms is not None:
+                world.streamed(o.attempt, meter.events, (outcome.latency_ms - o.first_token_ms) / 1e3)
             world.spawn(o.answer.close(), "close")
 
 

@@ -73,6 +73,7 @@ class SqlLedger:
         #: of tasks whose clients named one before; a row's parent never changes
         self._parents: dict[str, str] = {}
         self.refusals = Refusals(database.clock)
+        self.held_nano_usd = 0  # by all holds that this process was granted
         flights = self._writer.flights
         self._admissions: Batcher[Ask, Granted | Refused] = Batcher(
             self._admit, flights, "admit", self._give_back
@@ -187,6 +188,8 @@ class SqlLedger:
             raise
         if isinstance(answer, Refused):
             self.refusals.add(own, answer, least, landing)
+        else:
+            self.held_nano_usd += answer.amount_nano_usd
         return answer
 
     @property

@@ -19,6 +19,7 @@ from gateway.telemetry.series import OTHER, Counter, Gauge, Histogram, Reading
 #: Seconds: a gateway answers in milliseconds, a reasoning model in minutes.
 DURATION_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 FIRST_TOKEN_S = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+CHUNK_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 OVERHEAD_S = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
 _STATUS_CLASS = tuple(f"{n}xx" for n in range(10))
@@ -153,6 +154,7 @@ class Metrics:
             self._refusals,
             self._breakers,
             self._queue_wait,
+            *self._calls_and_holds(counter, max_series),
         ]
         self._gauges: dict[str, Gauge] = {}
         self.gauge(
@@ -164,6 +166,34 @@ class Metrics:
         )
         self.gauge("tollhouse_workers", "Processes that answered this scrape.", lambda: 1.0)
         self._process_gauges()
+
+    def _calls_and_holds(self, counter: Callable[..., Counter], max_series: int) -> list[Counter | Histogram]:
+        self._call_first_token = Histogram(
+            "tollhouse_attempt_first_token_seconds",
+            "From sending to a provider to the first event of its stream.",
+            ("provider", "deployment"),
+            FIRST_TOKEN_S,
+            max_series=max_series,
+        )
+        self._between_chunks = Histogram(
+            "tollhouse_inter_chunk_seconds",
+            "Mean time between the events of a stream, one value per stream that ended by itself.",
+            ("provider", "deployment"),
+            CHUNK_S,
+            max_series=max_series,
+        )
+        self._holds_refused = counter(
+            "tollhouse_holds_refused_total",
+            "Holds that a budget, or the state of a task, refused.",
+            ("scope", "unit"),
+        )
+        self._refused_usd = counter(
+            "tollhouse_refused_usd_total",
+            "What the refused holds would have reserved, where that is known.",
+            ("scope",),
+            nano=True,
+        )
+        return [self._call_first_token, self._between_chunks, self._holds_refused, self._refused_usd]
 
     def _process_gauges(self) -> None:
         self.gauge(
@@ -193,8 +223,9 @@ class Metrics:
         *,
         only_grows: bool = False,
         across: Across = "sum",
+        nano: bool = False,
     ) -> None:
-        """Read this at every scrape: a number, or a mapping from label values to numbers.
+        """Read this at every scrape: a number, or a mapping from label values to numbers; with `nano`, billionths.
 
         `only_grows` makes it a Prometheus counter; its name then ends in `_total`. `across`: how the values of
         several workers become one.
@@ -204,7 +235,7 @@ class Metrics:
         if only_grows != name.endswith("_total"):
             raise ValueError(f"{name}: names of counters, and only they, end in _total")
         self._gauges[name] = Gauge(
-            name, text, read, labels, kind="counter" if only_grows else "gauge", across=across
+            name, text, read, labels, kind="counter" if only_grows else "gauge", across=across, nano=nano
         )
 
     def request(
@@ -246,6 +277,8 @@ class Metrics:
         ended = outcome.error or (outcome.finish if outcome.finish in _FINISHES else "ok")
         self._attempts.add((provider, deployment, ended))
         self._attempt_duration.observe((provider, deployment), outcome.latency_ms / 1e3)
+        if outcome.first_token_ms is not None:
+            self._call_first_token.observe((provider, deployment), outcome.first_token_ms / 1e3)
         self._entries.add((outcome.kind.value, outcome.quality.value))
         usage = outcome.usage
         for name, count in (
@@ -274,6 +307,17 @@ class Metrics:
     def refusal(self, kind: str) -> None:
         """A request was refused before spending; `kind` is a `GatewayError.kind`."""
         self._refusals.add((kind,))
+
+    def hold_refused(self, scope: str, unit: str, nano_usd: int | None) -> None:
+        """A hold was refused; `scope` is a kind of scope ("team"), `nano_usd` what it was to reserve."""
+        self._holds_refused.add((scope, unit))
+        self._refused_usd.add((scope,), nano_usd or 0)
+
+    def streamed(self, attempt: Attempt, events: int, took_s: float) -> None:
+        """A stream has ended by itself: so many events, the last one `took_s` after the first."""
+        provider = attempt.provider if attempt.provider in self._providers else OTHER
+        deployment = attempt.deployment if attempt.deployment in self._deployments else OTHER
+        self._between_chunks.observe((provider, deployment), took_s / (events - 1))
 
     def breaker(self, breaker: str, action: str) -> None:
         """A breaker spoke of something new; `breaker` and `action` are values of `core.breakers`."""

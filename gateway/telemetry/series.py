@@ -140,12 +140,15 @@ class Gauge(_Series):
         *,
         kind: Literal["gauge", "counter"] = "gauge",
         across: Across = "sum",
+        nano: bool = False,
     ) -> None:
         super().__init__(name, text, labels)
-        self._read, self._kind, self._across = read, kind, across
+        self._read, self._kind, self._across, self._nano = read, kind, across, nano
 
     def read(self) -> Family:
         reading = self._read()
         values: Mapping[Labels, float] = reading if isinstance(reading, Mapping) else {(): reading}
         samples = tuple(Sample(k, v) for k, v in sorted(values.items())[: self._max])
-        return Family(self.name, self._kind, self.text, self.labels, samples, across=self._across)
+        return Family(
+            self.name, self._kind, self.text, self.labels, samples, nano=self._nano, across=self._across
+        )

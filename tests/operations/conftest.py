@@ -20,6 +20,7 @@ from gateway.core.serving import Serving
 from gateway.core.usage import Quality
 from gateway.settings import Secret, Settings
 from gateway.settings.model import Routing, WebhookSpec
+from gateway.storage.accounts import Accounts
 from gateway.storage.schema import migrate
 from tests.operations.promql import Exported, exported
 from tests.support.running import Running, running
@@ -80,6 +81,8 @@ async def served(gw: Running) -> str:
     assert await _ask(gw, SYSTEM.replace("rule 7:", "rule seven:"), said) == 200
     assert await _ask(gw, SYSTEM, said, model="auto", stream=True) == 200
     assert await _ask(gw, SYSTEM, said, n=99) == 400
+    await Accounts(gw.app.database, actor="test").set_budget("team:default", 1_000)
+    assert await _ask(gw, SYSTEM, said) == 402
     await gw.app.quiet()
     gw.app.metrics.breaker("loop", "observe")
     async with aiohttp.ClientSession() as http:

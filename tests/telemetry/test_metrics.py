@@ -83,6 +83,30 @@ def test_one_request_shows_in_every_family() -> None:
     ]
 
 
+def test_a_stream_shows_its_first_event_and_its_pace() -> None:
+    metrics = Metrics(CATALOG)
+    metrics.attempt(attempt(), outcome())
+    metrics.streamed(attempt(), 41, 2.0)
+    labels = '{provider="acme",deployment="large-eu"}'
+    assert lines(metrics, "tollhouse_attempt_first_token_seconds_sum") == [
+        f"tollhouse_attempt_first_token_seconds_sum{labels} 0.4"
+    ]
+    assert lines(metrics, "tollhouse_inter_chunk_seconds_sum") == [
+        f"tollhouse_inter_chunk_seconds_sum{labels} 0.05"
+    ]
+
+
+def test_what_budgets_refuse_is_counted_by_whose_it_is() -> None:
+    metrics = Metrics(CATALOG)
+    metrics.hold_refused("team", "usd", 1_500_000_000)
+    metrics.hold_refused("team", "output_tokens", None)
+    assert lines(metrics, "tollhouse_holds_refused_total") == [
+        'tollhouse_holds_refused_total{scope="team",unit="output_tokens"} 1',
+        'tollhouse_holds_refused_total{scope="team",unit="usd"} 1',
+    ]
+    assert lines(metrics, "tollhouse_refused_usd_total") == ['tollhouse_refused_usd_total{scope="team"} 1.5']
+
+
 def test_cost_is_exact_where_a_float_is_not() -> None:
     metrics = Metrics(CATALOG)
     for _ in range(10):
@@ -124,6 +148,10 @@ def test_ten_thousand_tasks_make_no_more_series_than_one() -> None:
             operation="chat", client="codex", status=200, duration_s=1.0, first_token_s=0.1, overhead_s=0.1
         )
         metrics.attempt(attempt(n), outcome())
+        metrics.streamed(attempt(n), 41, 2.0)
+        metrics.hold_refused("task", "usd", 5_000_000)
+        metrics.refusal("budget_exceeded")
+        metrics.breaker("loop", "stop")
 
     step(0)
     one_task = [line.rpartition(" ")[0] for line in metrics.render().decode().splitlines()]
