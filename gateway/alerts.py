@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping
 
 from gateway.core.breakers import Mode
 from gateway.core.errors import Unavailable
-from gateway.jobs.webhooks import Webhooks
+from gateway.core.webhook import secret_of
+from gateway.jobs.receivers import Receiver, Receivers
+from gateway.jobs.webhooks import Counts, Outbox, Webhooks
 from gateway.settings import WebhookSpec
 from gateway.storage.breaker_events import BreakerEvents
 from gateway.storage.outbox import OutboxCounts, SqlOutbox
+from gateway.storage.receivers import SqlReceivers
 from gateway.tasks import Tasks
 from gateway.telemetry.metrics import Metrics
 
@@ -33,6 +36,50 @@ class Alerts:
         self._metrics = metrics
         self._counts = OutboxCounts(0, 0, 0, 0)
         self._waiting = 0
+        self._sent = Counts()
+        self._receivers: Receivers | None = None
+        metrics.gauge(
+            "tollhouse_webhooks_total",
+            "Attempts to deliver an alert, by how they ended.",
+            lambda: {
+                ("delivered",): self._sent.delivered,
+                ("failed",): self._sent.failed,
+                ("refused",): self._sent.refused,
+                ("dead",): self._sent.dead,
+            },
+            ("outcome",),
+            only_grows=True,
+        )
+
+    def deliver_added(
+        self,
+        store: SqlReceivers,
+        jobs: Tasks,
+        *,
+        pepper: bytes,
+        now_ms: Callable[[], int],
+        loopback: bool = False,
+    ) -> None:
+        """Start to deliver to the webhooks that people added."""
+
+        def make(it: Receiver, outbox: Outbox) -> Webhooks:
+            return Webhooks(
+                outbox,
+                url=it.url,
+                secret=secret_of(pepper, it.webhook_id, it.secret_version).encode(),
+                now_ms=now_ms,
+                random=random.Random().random,
+                loopback=loopback,
+                counts=self._sent,
+            )
+
+        self._receivers = Receivers(store, make)
+        jobs.watch(self._receivers.run(), "added webhooks")
+
+    def wake(self) -> None:
+        """Something changed in the store."""
+        if self._receivers is not None:
+            self._receivers.wake()
 
     def deliver(
         self, spec: WebhookSpec, jobs: Tasks, *, now_ms: Callable[[], int], loopback: bool = False
@@ -45,21 +92,10 @@ class Alerts:
             now_ms=now_ms,
             random=random.Random().random,
             loopback=loopback,
+            counts=self._sent,
         )
         jobs.watch(webhooks.run(), "webhooks")
         jobs.watch(self._count(), "outbox counts")
-        self._metrics.gauge(
-            "tollhouse_webhooks_total",
-            "Attempts to deliver an alert, by how they ended.",
-            lambda: {
-                ("delivered",): webhooks.counts.delivered,
-                ("failed",): webhooks.counts.failed,
-                ("refused",): webhooks.counts.refused,
-                ("dead",): webhooks.counts.dead,
-            },
-            ("outcome",),
-            only_grows=True,
-        )
         self._metrics.gauge(
             "tollhouse_outbox_messages",
             "Alerts in the database, by state.",

@@ -51,6 +51,7 @@ from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
 from gateway.storage.own_prices import OwnPrices
 from gateway.storage.own_tasks import OwnTasks
+from gateway.storage.receivers import SqlReceivers
 from gateway.storage.refused_sums import RefusedSums
 from gateway.storage.rollups import keep_mended
 from gateway.storage.task_owners import SqlTaskOwners
@@ -287,6 +288,13 @@ class App:
             self.alerts.deliver(
                 settings.webhook, self.jobs, now_ms=self.clock.now_ms, loopback=self._webhook_loopback
             )
+        self.alerts.deliver_added(
+            SqlReceivers(self.database),
+            self.jobs,
+            pepper=ensure_pepper(settings),
+            now_ms=self.clock.now_ms,
+            loopback=self._webhook_loopback,
+        )
         self._stack.push_async_callback(self.jobs.drain, 0.0)
 
     async def _shared(self) -> tuple[Limits, PrefixIndex]:
@@ -355,10 +363,11 @@ class App:
         )
 
     def store_changed(self) -> None:
-        """A key, team, budget, price or task's state changed somewhere."""
+        """A key, team, budget, price, webhook or task's state changed somewhere."""
         self.ledger.revision_changed()
         self.resumes.wake()
         self.prices.wake()
+        self.alerts.wake()
 
     def _hold_refused(self, attempt: Attempt, refused: Refused, nano_usd: int | None) -> None:
         self.refused.add(attempt, refused, nano_usd)
@@ -484,6 +493,7 @@ class App:
                 on_change=self.store_changed,
                 on_fault=_fault,
                 reload=self._on_request,
+                webhook_loopback=self._webhook_loopback,
             )
         )
         listen = self.settings.admin_listen

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from gateway.core.addresses import judge
 from gateway.core.catalog import Catalog, Provider
 from gateway.core.identity import RateLimit
 from gateway.core.offices import Admin, Once
@@ -102,6 +103,8 @@ class Configured:
     virtual: Mapping[str, Sequence[RuleText]] = field(default_factory=dict)
     #: "provider:NAME", "deployment:NAME", "rule:NAME" ... -> (file, line from 1 or 0), where that is known
     places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    #: the URL of the webhook, "" if there is none
+    webhook: str = ""
 
 
 class Finding(NamedTuple):

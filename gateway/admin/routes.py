@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from gateway.admin import accounts, aliases, budgets, configuration, health, prices, records, tasks, usage
+from gateway.admin import (
+    accounts,
+    aliases,
+    budgets,
+    configuration,
+    health,
+    prices,
+    records,
+    tasks,
+    usage,
+    webhooks,
+)
 from gateway.admin.route import Route
 
 PREFIX = "/admin/v1"
@@ -14,6 +25,7 @@ ROUTES: tuple[Route, ...] = (
     *records.ROUTES,
     *configuration.ROUTES,
     *prices.ROUTES,
+    *webhooks.ROUTES,
     *health.ROUTES,
     *aliases.ROUTES,
 )

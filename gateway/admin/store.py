@@ -39,6 +39,73 @@ class OwnPriceRow(Protocol):
     def row(self) -> PriceRow: ...
 
 
+class WebhookRow(Protocol):
+    @property
+    def webhook_id(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def kinds(self) -> Sequence[str]: ...
+
+    @property
+    def enabled(self) -> bool: ...
+
+    @property
+    def secret_version(self) -> int: ...
+
+    @property
+    def created_at_ms(self) -> int: ...
+
+
+class WebhookCountsRow(Protocol):
+    """Messages to one webhook, by what became of them."""
+
+    @property
+    def pending(self) -> int: ...
+
+    @property
+    def delivered(self) -> int: ...
+
+    @property
+    def dead(self) -> int: ...
+
+    @property
+    def last_delivered_at_ms(self) -> int | None: ...
+
+
+class DeliveryRow(Protocol):
+    """One message on its way to one webhook."""
+
+    @property
+    def delivery_id(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def created_at_ms(self) -> int: ...
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def next_at_ms(self) -> int: ...
+
+    @property
+    def delivered_at_ms(self) -> int | None: ...
+
+    @property
+    def dead_at_ms(self) -> int | None: ...
+
+    @property
+    def last_error(self) -> str: ...
+
+
 class Registry(Protocol):
     """What one admin sees and may change. `NotFound` for what does not exist or is out of reach; `Taken`, `InUse`,
     `InvalidRequest`, `Unavailable`, and for repeated requests `Replayed` and `KeyReused`. `change` gets what is there
@@ -117,6 +184,26 @@ class Registry(Protocol):
 
     async def drop_price(self, price_id: str, expect: Callable[[Any], None]) -> OwnPriceRow:
         """One that has begun ends now."""
+        ...
+
+    async def webhooks(self) -> Sequence[tuple[WebhookRow, WebhookCountsRow]]: ...
+
+    async def configured_webhook_counts(self) -> WebhookCountsRow: ...
+
+    async def webhook(self, webhook_id: str) -> WebhookRow: ...
+
+    async def add_webhook(self, name: str, url: str, kinds: Sequence[str], enabled: bool) -> WebhookRow: ...
+
+    async def change_webhook(self, webhook_id: str, change: Callable[[Any], Any]) -> WebhookRow: ...
+
+    async def drop_webhook(self, webhook_id: str, expect: Callable[[Any], None]) -> WebhookRow: ...
+
+    async def test_webhook(self, webhook_id: str) -> DeliveryRow:
+        """A message to this one only; "configuration" is the configured one."""
+        ...
+
+    async def deliveries(self, webhook_id: str, filters: Filters, after: Any, limit: int) -> Page[Any]:
+        """As `DeliveryRow`."""
         ...
 
     async def tasks(self, filters: Filters, after: Any, limit: int) -> Page[Any]: ...

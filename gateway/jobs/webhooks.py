@@ -77,8 +77,8 @@ class AddressRefused(OSError):
 class Webhooks:
     """Every replica may run one: what one of them is delivering, the others skip.
 
-    `secret` signs; `random` is in [0, 1). `loopback` lets tests deliver to 127.0.0.1. ValueError for a URL that may
-    not be used, or an empty secret.
+    `secret` signs; `random` is in [0, 1). `loopback` lets tests deliver to 127.0.0.1; `counts` may be shared
+    by several. ValueError for a URL that may not be used, or an empty secret.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Webhooks:
         ports: frozenset[int] = PORTS,
         loopback: bool = False,
         resolve: Resolve | None = None,
+        counts: Counts | None = None,
     ) -> None:
         target = judge(url, ports=ports, loopback=loopback)
         if not target.allowed:
@@ -113,7 +114,7 @@ class Webhooks:
         self._timeout_s = timeout_s
         self._resolver = _Judging(resolve or _resolved, loopback)
         self._session: aiohttp.ClientSession | None = None
-        self.counts = Counts()
+        self.counts = counts or Counts()
 
     async def run(self) -> None:
         """For ever, until cancelled. A store that is down is asked again at the next turn."""

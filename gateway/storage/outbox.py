@@ -51,6 +51,7 @@ _FORGET = Sql(
     "DELETE FROM outbox WHERE outbox_id IN (SELECT outbox_id FROM outbox "
     "WHERE coalesce(delivered_at_ms, dead_at_ms) < $1 ORDER BY outbox_id LIMIT 1000) RETURNING 1"
 )
+_FORGET_DELIVERIES = Sql("DELETE FROM webhook_delivery WHERE created_at_ms < $1")
 _FORGET_WAITING = Sql(
     "DELETE FROM outbox WHERE outbox_id IN (SELECT outbox_id FROM outbox WHERE delivered_at_ms IS NULL "
     "AND dead_at_ms IS NULL AND created_at_ms < $1 ORDER BY outbox_id LIMIT 1000) RETURNING 1"
@@ -149,6 +150,7 @@ def _claim(most: int, lease_ms: int) -> Tx[list[Message]]:
 
 def _forget(older_than_ms: int) -> Tx[int]:
     now_ms: int = (yield Fetch(_NOW))[0][0]
+    yield Fetch(_FORGET_DELIVERIES, (now_ms - older_than_ms,))
     return len((yield Fetch(_FORGET, (now_ms - older_than_ms,))))
 
 

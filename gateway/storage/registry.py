@@ -29,6 +29,7 @@ from gateway.storage import (
     admin_keys,
     audit,
     own_prices,
+    receivers,
     registry_accounts,
     registry_budgets,
     registry_lists,
@@ -38,6 +39,7 @@ from gateway.storage import (
 from gateway.storage.accounts import Task, Team, rule_of
 from gateway.storage.database import Database
 from gateway.storage.own_prices import OwnPrice
+from gateway.storage.receivers import Delivery, Webhook, WebhookCounts
 from gateway.storage.registry_accounts import NewKey
 from gateway.storage.tasks import Tasks, Wanted
 from gateway.storage.transact import Fetch, Sql, Tx
@@ -234,6 +236,35 @@ class Registry:
 
     async def drop_price(self, price_id: str, expect: Callable[[OwnPrice], None]) -> OwnPrice:
         return await self._write(partial(own_prices.drop, self._actor, price_id, expect))
+
+    # --- webhooks ------------------------------------------------------------------------------------
+
+    async def webhooks(self) -> Sequence[tuple[Webhook, WebhookCounts]]:
+        return await self._read(receivers.webhooks)
+
+    async def configured_webhook_counts(self) -> WebhookCounts:
+        return await self._read(receivers.configured_counts)
+
+    async def webhook(self, webhook_id: str) -> Webhook:
+        return await self._read(partial(receivers.webhook, webhook_id))
+
+    async def add_webhook(self, name: str, url: str, kinds: Sequence[str], enabled: bool) -> Webhook:
+        return await self._write(partial(receivers.add, self._actor, name, url, kinds, enabled))
+
+    async def change_webhook(self, webhook_id: str, change: Callable[[Webhook], Webhook]) -> Webhook:
+        return await self._write(partial(receivers.change, self._actor, webhook_id, change))
+
+    async def drop_webhook(self, webhook_id: str, expect: Callable[[Webhook], None]) -> Webhook:
+        return await self._write(partial(receivers.drop, self._actor, webhook_id, expect))
+
+    async def test_webhook(self, webhook_id: str) -> Delivery:
+        """A message to this one only; "configuration" is the configured one."""
+        return await self._write(partial(receivers.test, self._actor, webhook_id))
+
+    async def deliveries(
+        self, webhook_id: str, filters: Mapping[str, Any], after: Any, limit: int
+    ) -> Page[Delivery]:
+        return await self._read(partial(receivers.deliveries, webhook_id, filters, after, limit))
 
     # --- what happened -------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class Side:
     admin_key_id: str = "zzzzzzzz"
     #: prices belong to no team: whoever may read sees all of them
     price_id: str = "none"
+    webhook_id: str = "none"
 
 
 async def side(it: Office, mark: str, folder: Path, tenant: str = "") -> Side:
