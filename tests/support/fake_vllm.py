@@ -34,7 +34,6 @@ from tests.support.vllm_engine import BlockCache, Engine, Generation, rendered, 
 NO_RATES = Rates(0, 0, 0, 0, 0)
 _METRICS = {"current": say.metrics, "older": say.older_metrics, "sglang": say.sglang_metrics}
 _ARGUMENT_BYTES = 4  # of a tool call's arguments in one event
-_NUMBER = frozenset({"integer", "number"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +217,7 @@ class FakeVllm:
             "root": f"/models/{self._model}",
             "parent": None,
             "max_model_len": length,
+            "permission": [say.permission(int(time.time()))],
         }
         return web.json_response({"object": "list", "data": [model]})
 
@@ -270,7 +270,7 @@ class _Asked:
         salt = str(body.get("cache_salt") or "")
         block = engine.cache.block_tokens
         self._g = Generation(prompt, salt, engine.cache.chain(prompt, salt), block)
-        self._call = _call_of(body, self._number)
+        self._call = say.call_of(body, self._number)
         pieces, self._finish = self._answer()
         self._pieces = pieces
 
@@ -282,7 +282,7 @@ class _Asked:
         if self._g.prompt_tokens > o.max_model_len:
             text = (
                 f"This model's maximum context length is {o.max_model_len} tokens. However, your prompt contains "
-                f"at least {o.max_model_len + 1} input tokens. Please reduce the length of the input prompt."
+                f"at least {o.max_model_len + 1} input tokens, which exceeds this limit even without any output."
             )
             return self._refused(400, "BadRequestError", text, "input_tokens")
         if self._server.draining:
@@ -451,25 +451,6 @@ def _prompt(body: Mapping[str, Any]) -> bytes:
     if body.get("system"):
         messages.insert(0, {"role": "system", "content": body["system"]})
     return rendered(messages, body.get("tools") or ())
-
-
-def _call_of(body: Mapping[str, Any], number: int) -> say.Call | None:
-    """The call that the request demands, if it does."""
-    choice, tools = body.get("tool_choice"), body.get("tools")
-    if not tools or choice in (None, "auto", "none"):
-        return None
-    if isinstance(choice, Mapping) and choice.get("type") in ("auto", "none"):
-        return None
-    tool = tools[0].get("function") or tools[0]
-    schema = tool.get("parameters") or tool.get("input_schema") or {}
-    arguments = {name: _value(kind) for name, kind in (schema.get("properties") or {}).items()}
-    return say.Call(f"chatcmpl-tool-{number:016x}", tool["name"], json.dumps(arguments))
-
-
-def _value(schema: Mapping[str, Any]) -> object:
-    if schema.get("enum"):
-        return schema["enum"][0]
-    return 1 if schema.get("type") in _NUMBER else "text"
 
 
 # --- as a process of its own ----------------------------------------------------------------------------------

@@ -28,6 +28,25 @@ class Call:
     arguments: str
 
 
+def call_of(body: Mapping[str, Any], number: int) -> Call | None:
+    """The call that the request demands, if it does."""
+    choice, tools = body.get("tool_choice"), body.get("tools")
+    if not tools or choice in (None, "auto", "none"):
+        return None
+    if isinstance(choice, Mapping) and choice.get("type") in ("auto", "none"):
+        return None
+    tool = tools[0].get("function") or tools[0]
+    schema = tool.get("parameters") or tool.get("input_schema") or {}
+    arguments = {name: _value(kind) for name, kind in (schema.get("properties") or {}).items()}
+    return Call(f"chatcmpl-tool-{number:016x}", tool["name"], json.dumps(arguments))
+
+
+def _value(schema: Mapping[str, Any]) -> object:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    return 1 if schema.get("type") in ("integer", "number") else "text"
+
+
 def event(body: object, name: str = "") -> bytes:
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
@@ -37,6 +56,20 @@ def error(status: int, kind: str, message: str, param: str | None = None, *, ant
     if anthropic:
         return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def permission(created_s: int) -> dict[str, Any]:
+    """A part of what a server tells of its model that means nothing."""
+    may = ("create_engine", "sampling", "logprobs", "search_indices", "view", "fine_tuning")
+    return {
+        "id": "modelperm-0",
+        "object": "model_permission",
+        "created": created_s,
+        **{f"allow_{what}": what in ("sampling", "logprobs", "view") for what in may},
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
 
 
 # --- chat ---------------------------------------------------------------------------------------------------
