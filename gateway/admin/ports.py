@@ -178,3 +178,5 @@ class AdminDeps:
     reload: Callable[[], Reloaded | None] = lambda: None
     #: (YAML of rules) -> (what they amount to, what is wrong with them)
     check_rules: Callable[[str], tuple[Sequence[RuleText], Sequence[Finding]]] = lambda _: ((), ())
+    #: why a webhook may not have that URL, "" if it may
+    judge_url: Callable[[str], str] = lambda url: judge(url).reason
