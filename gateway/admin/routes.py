@@ -6,6 +6,7 @@ from gateway.admin import (
     accounts,
     aliases,
     budgets,
+    clients,
     configuration,
     health,
     prices,
@@ -26,6 +27,7 @@ ROUTES: tuple[Route, ...] = (
     *configuration.ROUTES,
     *prices.ROUTES,
     *webhooks.ROUTES,
+    *clients.ROUTES,
     *health.ROUTES,
     *aliases.ROUTES,
 )

@@ -103,6 +103,24 @@ _LIBRARIES = frozenset(
     {"litellm", "ai-sdk", "openai-python", "openai-node", "anthropic-python", "anthropic-node", "other"}
 )
 
+
+def is_library(client: str) -> bool:
+    """Whether agents that do not say who they are may hide behind that label."""
+    return client in _LIBRARIES
+
+
+def signatures(client: str) -> tuple[str, ...]:
+    """What the label is known by, for people; () for one that is not known."""
+    found = [f"User-Agent: {prefix}..." for prefix, label in _USER_AGENTS if label == client]
+    found += [f"X-Title: {title}" for title, label in _TITLES.items() if label == client]
+    more = {
+        "pi": "User-Agent of openai-node, with a session_id header",
+        "copilot": "X-Initiator, with the User-Agent of a library",
+        "other": "anything else",
+    }
+    return (*found, *([more[client]] if client in more else []))
+
+
 #: In this order. The trace id inside a traceparent is an alias like the others, never an identity.
 _ALIASES = (
     "x-litellm-trace-id",

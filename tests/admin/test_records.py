@@ -93,3 +93,29 @@ async def test_the_audit_trail_by_who_and_what(on: Office) -> None:
     assert page["data"][1]["body"] == {"name": "ci", "team_id": "research", "task_id": None}
     _, made = await on.ask("GET", "/audit?action=team.create&actor=admin")
     assert [(e["subject"], e["body"]["tenant_id"]) for e in made["data"]] == [("team:research", "default")]
+
+
+async def test_which_clients_are_told_apart_and_what_each_did(on: Office, tmp_path: Path) -> None:
+    ledger = await SqlLedger.open(
+        on.database, replica_id="r1", journal_dir=tmp_path / "journal", task_limit_nano_usd=None
+    )
+    for client in ("codex", "codex", "aider"):
+        attempt = worlds.attempt(client=client)
+        await worlds.reserve(ledger, attempt, 50_000_000)
+        await ledger.settle(attempt, worlds.outcome(7))
+    await ledger.close()
+    times = "since=2026-09-21&until=2026-09-22"
+    _, page = await on.ask("GET", f"/clients?{times}")
+    assert [(c["client"], c["attempts"], c["cost_usd"]) for c in page["data"]][:3] == [
+        ("codex", 2, "0.000000014"),
+        ("aider", 1, "0.000000007"),
+        ("ai-sdk", 0, "0"),
+    ]
+    _, one = await on.ask("GET", f"/clients/openai-python?{times}")
+    assert (one["library"], one["known_by"]) == (
+        True,
+        ["User-Agent: openai/python...", "User-Agent: asyncopenai/python..."],
+    )
+    assert (await on.ask("GET", "/clients/nobody"))[0] == 404
+    status, problem = await on.ask("GET", "/clients?since=2026-09-22&until=2026-09-21")
+    assert (status, problem["errors"][0]["field"]) == (422, "until")

@@ -40,6 +40,8 @@ class Side:
     #: prices belong to no team: whoever may read sees all of them
     price_id: str = "none"
     webhook_id: str = "none"
+    #: nor do clients
+    client: str = "none"
 
 
 async def side(it: Office, mark: str, folder: Path, tenant: str = "") -> Side:
@@ -141,7 +143,7 @@ async def test_every_route_at_anothers_things_and_at_ones_own(
         "/prices",
         {"price": "acme/large", "rates": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "1"}},
     )
-    ours = replace(ours, price_id=price["price_id"])
+    ours = replace(ours, price_id=price["price_id"], client="codex")
     reach = {f"{scope}_id": getattr(ours, f"{scope}_id")}
     key = await admin_key(it, role, **reach)
     admin = Admin("", role, Reach(ours.tenant_id, ours.team_id if scope == "team" else ""))
