@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from gateway.admin.ports import AdminDeps, Configured, Finding, Reloaded, SubjectHealth
-from gateway.core.addresses import judge
 from gateway.core.health import HealthState, drain, subjects
 from gateway.core.offices import Admin, Once
 from gateway.core.rules import RuleText
+from gateway.fleets import Fleets
 from gateway.pipeline.exchange import World
 from gateway.reload import found
 from gateway.settings import Settings, check_rules
@@ -40,8 +40,8 @@ def admin_deps(
     metrics: Callable[[str], Awaitable[tuple[str, bytes]]],
     on_change: Callable[[], None],
     on_fault: Callable[[str, BaseException], None],
+    fleets: Fleets,
     reload: Callable[[], Reloaded | None],
-    webhook_loopback: bool = False,
 ) -> AdminDeps:
     """Everything that the admin listener needs. `settings` are those in force, which a reload changes."""
     task_limit = settings().task_budget_nano_usd
@@ -59,7 +59,6 @@ def admin_deps(
             now.prices,
             {name: tuple(rule.text for rule in rules.rules) for name, rules in now.routing.virtual.items()},
             {name: (place.file, place.line) for name, place in now.places.items()},
-            now.webhook.url if now.webhook is not None else "",
         )
 
     def check(text: str) -> tuple[Sequence[RuleText], Sequence[Finding]]:
@@ -86,9 +85,10 @@ def admin_deps(
         on_fault=on_fault,
         subjects=partial(health_of, world),
         change_health=partial(change_health, world),
+        replicas=fleets.rows,
+        drain_replica=fleets.drain,
         reload=reload,
         check_rules=check,
-        judge_url=lambda url: judge(url, loopback=webhook_loopback).reason,
     )
 
 

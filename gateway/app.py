@@ -27,6 +27,7 @@ from gateway.core.entry import Attempt, Outcome, Refused
 from gateway.core.errors import is_refusal
 from gateway.core.ids import new_id
 from gateway.edge.server import Done, Edge, EdgeOptions
+from gateway.fleets import keep_fleets
 from gateway.gauges import add_gauges, add_ledger_gauges
 from gateway.gpu import GpuTier
 from gateway.jobs import reaper as reaping
@@ -51,7 +52,6 @@ from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
 from gateway.storage.own_prices import OwnPrices
 from gateway.storage.own_tasks import OwnTasks
-from gateway.storage.receivers import SqlReceivers
 from gateway.storage.refused_sums import RefusedSums
 from gateway.storage.rollups import keep_mended
 from gateway.storage.task_owners import SqlTaskOwners
@@ -60,8 +60,8 @@ from gateway.tasks import Tasks
 from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.page import OPENMETRICS, PROMETHEUS, wants_openmetrics, written
-from gateway.upstream.http import HttpUpstream, Upstreams
 from gateway.upstream.lookup import UsageLookup
+from gateway.upstreams import open_upstreams
 
 RECONCILE_EVERY_S = 15.0
 DRAINS_MAX = 64
@@ -206,9 +206,12 @@ class App:
         keys = await SqlKeyStore.open(self.database, self.store_changed)
         stack.push_async_callback(keys.close)
         secrets_by_name = self._secrets
-        upstream: Upstream = await self._upstreams(secrets_by_name)
-        if crash is not None:
-            upstream = crash.upstream(upstream)
+        upstreams, http = await open_upstreams(settings.catalog, secrets_by_name, stack)
+        upstream: Upstream = upstreams if crash is None else crash.upstream(upstreams)
+        catalog, groups = lambda: self.settings.catalog, self.gpu.groups
+        self.fleets = await keep_fleets(
+            groups, http, secrets_by_name, catalog, self.clock, self.metrics, self.jobs, stack
+        )
         await self._start_jobs(secrets_by_name)
         await self._start_telemetry()
         world = self._world(keys, upstream, pepper, *await self._shared())
@@ -242,20 +245,6 @@ class App:
             self.jobs.watch(export.run(), "metrics export")
             stack.push_async_callback(export.close)
 
-    async def _upstreams(self, credentials: dict[str, str]) -> Upstreams:
-        http = HttpUpstream(credentials)
-        await http.start()
-        self._stack.push_async_callback(http.stop)
-        bridge = None
-        if self.settings.catalog.needs_litellm:
-            # 3.5 s of CPU and 195 MB: imported here, once, and only for those who configured it.
-            from gateway.upstream.litellm import LitellmUpstream
-
-            bridge = LitellmUpstream(credentials)
-            await bridge.start()
-            self._stack.push_async_callback(bridge.stop)
-        return Upstreams(http, bridge)
-
     async def _start_jobs(self, credentials: dict[str, str]) -> None:
         settings = self.settings
         lookup = UsageLookup(credentials)
@@ -288,13 +277,6 @@ class App:
             self.alerts.deliver(
                 settings.webhook, self.jobs, now_ms=self.clock.now_ms, loopback=self._webhook_loopback
             )
-        self.alerts.deliver_added(
-            SqlReceivers(self.database),
-            self.jobs,
-            pepper=ensure_pepper(settings),
-            now_ms=self.clock.now_ms,
-            loopback=self._webhook_loopback,
-        )
         self._stack.push_async_callback(self.jobs.drain, 0.0)
 
     async def _shared(self) -> tuple[Limits, PrefixIndex]:
@@ -363,11 +345,10 @@ class App:
         )
 
     def store_changed(self) -> None:
-        """A key, team, budget, price, webhook or task's state changed somewhere."""
+        """A key, team, budget, price or task's state changed somewhere."""
         self.ledger.revision_changed()
         self.resumes.wake()
         self.prices.wake()
-        self.alerts.wake()
 
     def _hold_refused(self, attempt: Attempt, refused: Refused, nano_usd: int | None) -> None:
         self.refused.add(attempt, refused, nano_usd)
@@ -492,8 +473,8 @@ class App:
                 metrics=self._scraped,
                 on_change=self.store_changed,
                 on_fault=_fault,
+                fleets=self.fleets,
                 reload=self._on_request,
-                webhook_loopback=self._webhook_loopback,
             )
         )
         listen = self.settings.admin_listen

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from gateway.core.addresses import judge
 from gateway.core.catalog import Catalog, Provider
 from gateway.core.identity import RateLimit
 from gateway.core.offices import Admin, Once
@@ -103,8 +102,6 @@ class Configured:
     virtual: Mapping[str, Sequence[RuleText]] = field(default_factory=dict)
     #: "provider:NAME", "deployment:NAME", "rule:NAME" ... -> (file, line from 1 or 0), where that is known
     places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    #: the URL of the webhook, "" if there is none
-    webhook: str = ""
 
 
 class Finding(NamedTuple):
@@ -135,6 +132,49 @@ class SubjectHealth(NamedTuple):
     ejections: int
     back_in_s: float  # 0 = it is in use, or only a person brings it back
     share: float  # of its weight
+
+
+class ReplicaState(NamedTuple):
+    """Of one replica of a deployment. What it says itself is None if it does not; sums of tokens are since it joined."""
+
+    deployment: str
+    replica: str  # host and port
+    name: str  # what clients see of it
+    address: str
+    health: str
+    in_use: bool
+    why: str  # it is not used, or what is odd about it
+    drained: bool
+    version: str
+    engine: str
+    waiting: int | None
+    running: int | None
+    kv_usage: float | None
+    kv_tokens: int | None
+    seen_age_s: float | None
+    active: int
+    backlog_tokens: int
+    peer_active: int
+    peer_backlog_tokens: int
+    sessions: int
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    reported_cached_tokens: int
+    predictions: int
+    predictions_close: int
+    picks: Mapping[str, int]
+    index_blocks: int
+    index_capacity_blocks: int
+    index_bytes: int
+    failures: int
+    aborts: int
+    refusals: int
+    restarts: int
+    lies: int
+
+
+def _no_such_replica(_deployment: str, _replica: str, _drained: bool, _who: str) -> None:
+    return None
 
 
 def _nobody_there(_subject: str, _action: str, _who: str) -> bool:
@@ -178,5 +218,7 @@ class AdminDeps:
     reload: Callable[[], Reloaded | None] = lambda: None
     #: (YAML of rules) -> (what they amount to, what is wrong with them)
     check_rules: Callable[[str], tuple[Sequence[RuleText], Sequence[Finding]]] = lambda _: ((), ())
-    #: why a webhook may not have that URL, "" if it may
-    judge_url: Callable[[str], str] = lambda url: judge(url).reason
+    #: replicas of all deployments that have some
+    replicas: Callable[[], Sequence[ReplicaState]] = tuple
+    #: (deployment, replica, drained or not, who): its address; None if there is no such replica
+    drain_replica: Callable[[str, str, bool, str], str | None] = _no_such_replica

@@ -6,14 +6,13 @@ from gateway.admin import (
     accounts,
     aliases,
     budgets,
-    clients,
     configuration,
     health,
     prices,
     records,
+    replicas,
     tasks,
     usage,
-    webhooks,
 )
 from gateway.admin.route import Route
 
@@ -26,8 +25,7 @@ ROUTES: tuple[Route, ...] = (
     *records.ROUTES,
     *configuration.ROUTES,
     *prices.ROUTES,
-    *webhooks.ROUTES,
-    *clients.ROUTES,
     *health.ROUTES,
+    *replicas.ROUTES,
     *aliases.ROUTES,
 )

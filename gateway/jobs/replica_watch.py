@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.core.catalog import Catalog, Deployment, ReplicaSource
 from gateway.core.replicas.fleet import Fleet
 from gateway.core.replicas.group import NOT_ASKED, Group, Groups, policy_of
 from gateway.core.replicas.scrape import parse
-from gateway.ports import Replicas, ServedModel, Spawn, Unanswered
+from gateway.ports import Replicas, ServedModel, Unanswered
 
 TICK_S = 0.1
 #: A replica that answers slowly may only be busy; after so many times in a row it counts as away.
@@ -62,7 +63,7 @@ class ReplicaWatch:
         catalog: Callable[[], Catalog],
         replicas: Replicas,
         *,
-        spawn: Spawn,
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
         monotonic: Callable[[], float],
         random: Callable[[], float],
         tick_s: float = TICK_S,
