@@ -425,6 +425,23 @@ def calibrate(
 
 
 @app.command()
+def calibrate(
+    deployment: Annotated[str, typer.Argument(help="Of one's own, as `provider/model`.")],
+    config: Config = None,
+    replica: Annotated[str, typer.Option(help="Host and port; default: the first one that is idle.")] = "",
+    chunk_tokens: Annotated[int, typer.Option(min=64, help="Its --max-num-batched-tokens.")] = 8_192,
+    streams: Annotated[int, typer.Option(min=1, max=1_024, help="Answers at once, to time its output.")] = 32,
+    keep: Annotated[bool, typer.Option(help="Keep what is found, for the next start or reload.")] = True,
+    as_json: Json = False,
+) -> int:
+    """Measure an idle replica: takes GPU time, is booked to nobody, and needs the replica for itself meanwhile."""
+    from gateway.commands import calibrate
+
+    wanted = calibrate.Wanted(deployment, replica, chunk_tokens, streams=streams, kept=keep)
+    return calibrate.calibrate(config, wanted, as_json)
+
+
+@app.command()
 def explain(
     request_id: Annotated[str | None, typer.Argument(help="x-request-id of an answer.")] = None,
     config: Config = None,

@@ -22,6 +22,7 @@ from gateway.core.windows import parse_window
 from gateway.settings.breakers import read_breakers
 from gateway.settings.cache_rules import read_cache_rules
 from gateway.settings.caching import read_caching
+from gateway.settings.calibration import calibrated, kept
 from gateway.settings.demo import DemoMode, add_demo
 from gateway.settings.model import (
     BudgetSpec,
@@ -162,8 +163,9 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         add_demo(found, () if others else lists.shipped.model_names)
     if not found.deployments and not problems:
         root.wrong("providers", "nothing is configured that could answer a request", "set a provider's key")
-    catalog = _catalog(root, tuple(found.deployments.values()))
     state_dir = Path(root.text("state_dir", "./var")).expanduser()
+    measured = kept(state_dir) if any(d.replicas for d in found.deployments.values()) else {}
+    catalog = _catalog(root, tuple(calibrated(d, measured) for d in found.deployments.values()))
     teams, budgets = _teams(root, catalog)
     settings = Settings(
         file=root.file,
