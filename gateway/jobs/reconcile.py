@@ -34,8 +34,13 @@ class Uncertain(Protocol):
         ...
 
 
+def _unheard(_attempt: Attempt, _difference_nano_usd: int) -> None:
+    """Nobody counts corrections."""
+
+
 class Reconcile:
-    """`find(provider, request id)` is `upstream.lookup.UsageLookup.find`; `deployments` by name."""
+    """`find(provider, request id)` is `upstream.lookup.UsageLookup.find`; `deployments` by name. `told` hears of each
+    correction, and by how many nano-dollars."""
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class Reconcile:
         price_book: Callable[[], PriceBook],
         find: Callable[[Provider, str], Awaitable[Reading | None]],
         now_ms: Callable[[], int],
+        told: Callable[[Attempt, int], None] = _unheard,
     ) -> None:
         self._uncertain = uncertain
         self._settle = settle
@@ -53,6 +59,7 @@ class Reconcile:
         self._price_book = price_book
         self._find = find
         self._now_ms = now_ms
+        self._told = told
         #: attempts that their provider did not know: (when to ask again, how long that is to wait), in ms
         self._waits: dict[str, tuple[int, int]] = {}
 
@@ -89,7 +96,9 @@ class Reconcile:
             wait_ms = min(2 * waited_ms, LONGEST_WAIT_MS)
             self._waits[attempt.attempt_id] = (now_ms + wait_ms, wait_ms)
             return False
-        await self._settle(attempt, corrected(outcome, reading, row, attempt.started_at_ms))
+        proven = corrected(outcome, reading, row, attempt.started_at_ms)
+        if await self._settle(attempt, proven) is Settled.CORRECTED:
+            self._told(attempt, proven.cost_nano_usd - outcome.cost_nano_usd)
         return True
 
     async def _reading(self, provider: Provider, attempt: Attempt, outcome: Outcome) -> Reading | None:

@@ -193,7 +193,21 @@ class Metrics:
             ("scope",),
             nano=True,
         )
-        return [self._call_first_token, self._between_chunks, self._holds_refused, self._refused_usd]
+        self._corrections = counter(
+            "tollhouse_corrections_usd_total",
+            "By how much proof changed, afterwards, what had been charged.",
+            ("direction",),
+            nano=True,
+        )
+        for direction in ("up", "down"):
+            self._corrections.add((direction,), 0)
+        return [
+            self._call_first_token,
+            self._between_chunks,
+            self._holds_refused,
+            self._refused_usd,
+            self._corrections,
+        ]
 
     def _process_gauges(self) -> None:
         self.gauge(
@@ -269,7 +283,7 @@ class Metrics:
                 self._overhead.exemplify((operation,), Exemplar(overhead_s, *span, at_s))
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
-        """One attempt got its terminal entry (not for a `correct`: the ledger alone knows its difference)."""
+        """One attempt got its terminal entry; a `correct` one is told by `correction`."""
         provider = attempt.provider if attempt.provider in self._providers else OTHER
         deployment = attempt.deployment if attempt.deployment in self._deployments else OTHER
         model = attempt.model if attempt.model in self._models else OTHER
@@ -303,6 +317,10 @@ class Metrics:
     def waited(self, deployment: str, urgency: str, waited_s: float, how: str) -> None:
         """A call came to a deployment that has places; `how` its waiting ended is a word of `pipeline.places`."""
         self._queue_wait.observe((deployment, urgency, how), waited_s)
+
+    def correction(self, nano_usd: int) -> None:
+        """An attempt got its `correct` entry, of so much; counters only grow, so it is counted by its direction."""
+        self._corrections.add(("up" if nano_usd > 0 else "down",), abs(nano_usd))
 
     def refusal(self, kind: str) -> None:
         """A request was refused before spending; `kind` is a `GatewayError.kind`."""
