@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from gateway.admin.ports import AdminDeps, Configured, Finding, Reloaded, SubjectHealth
+from gateway.core.addresses import judge
 from gateway.core.health import HealthState, drain, subjects
 from gateway.core.offices import Admin, Once
 from gateway.core.rules import RuleText
@@ -42,6 +43,7 @@ def admin_deps(
     on_fault: Callable[[str, BaseException], None],
     fleets: Fleets,
     reload: Callable[[], Reloaded | None],
+    webhook_loopback: bool = False,
 ) -> AdminDeps:
     """Everything that the admin listener needs. `settings` are those in force, which a reload changes."""
     task_limit = settings().task_budget_nano_usd
@@ -59,6 +61,7 @@ def admin_deps(
             now.prices,
             {name: tuple(rule.text for rule in rules.rules) for name, rules in now.routing.virtual.items()},
             {name: (place.file, place.line) for name, place in now.places.items()},
+            now.webhook.url if now.webhook is not None else "",
         )
 
     def check(text: str) -> tuple[Sequence[RuleText], Sequence[Finding]]:
@@ -89,6 +92,7 @@ def admin_deps(
         drain_replica=fleets.drain,
         reload=reload,
         check_rules=check,
+        judge_url=lambda url: judge(url, loopback=webhook_loopback).reason,
     )
 
 

@@ -52,6 +52,7 @@ from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.storage.outbox import SqlOutbox
 from gateway.storage.own_prices import OwnPrices
 from gateway.storage.own_tasks import OwnTasks
+from gateway.storage.receivers import SqlReceivers
 from gateway.storage.refused_sums import RefusedSums
 from gateway.storage.rollups import keep_mended
 from gateway.storage.task_owners import SqlTaskOwners
@@ -257,7 +258,6 @@ class App:
             price_book=lambda: self.prices.book,
             find=lookup.find,
             now_ms=self.clock.now_ms,
-            told=lambda _, nano_usd: self.metrics.correction(nano_usd),
         )
         # A grace shorter than a minute is looked after as often.
         reaper = Reaper(
@@ -278,6 +278,13 @@ class App:
             self.alerts.deliver(
                 settings.webhook, self.jobs, now_ms=self.clock.now_ms, loopback=self._webhook_loopback
             )
+        self.alerts.deliver_added(
+            SqlReceivers(self.database),
+            self.jobs,
+            pepper=ensure_pepper(settings),
+            now_ms=self.clock.now_ms,
+            loopback=self._webhook_loopback,
+        )
         self._stack.push_async_callback(self.jobs.drain, 0.0)
 
     async def _shared(self) -> tuple[Limits, PrefixIndex]:
@@ -346,10 +353,11 @@ class App:
         )
 
     def store_changed(self) -> None:
-        """A key, team, budget, price or task's state changed somewhere."""
+        """A key, team, budget, price, webhook or task's state changed somewhere."""
         self.ledger.revision_changed()
         self.resumes.wake()
         self.prices.wake()
+        self.alerts.wake()
 
     def _hold_refused(self, attempt: Attempt, refused: Refused, nano_usd: int | None) -> None:
         self.refused.add(attempt, refused, nano_usd)
@@ -476,6 +484,7 @@ class App:
                 on_fault=_fault,
                 fleets=self.fleets,
                 reload=self._on_request,
+                webhook_loopback=self._webhook_loopback,
             )
         )
         listen = self.settings.admin_listen

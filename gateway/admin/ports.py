@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from gateway.core.addresses import judge
 from gateway.core.catalog import Catalog, Provider
 from gateway.core.identity import RateLimit
 from gateway.core.offices import Admin, Once
@@ -102,6 +103,8 @@ class Configured:
     virtual: Mapping[str, Sequence[RuleText]] = field(default_factory=dict)
     #: "provider:NAME", "deployment:NAME", "rule:NAME" ... -> (file, line from 1 or 0), where that is known
     places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    #: the URL of the webhook, "" if there is none
+    webhook: str = ""
 
 
 class Finding(NamedTuple):
@@ -218,6 +221,8 @@ class AdminDeps:
     reload: Callable[[], Reloaded | None] = lambda: None
     #: (YAML of rules) -> (what they amount to, what is wrong with them)
     check_rules: Callable[[str], tuple[Sequence[RuleText], Sequence[Finding]]] = lambda _: ((), ())
+    #: why a webhook may not have that URL, "" if it may
+    judge_url: Callable[[str], str] = lambda url: judge(url).reason
     #: replicas of all deployments that have some
     replicas: Callable[[], Sequence[ReplicaState]] = tuple
     #: (deployment, replica, drained or not, who): its address; None if there is no such replica

@@ -6,6 +6,7 @@ from gateway.admin import (
     accounts,
     aliases,
     budgets,
+    clients,
     configuration,
     health,
     prices,
@@ -13,6 +14,7 @@ from gateway.admin import (
     replicas,
     tasks,
     usage,
+    webhooks,
 )
 from gateway.admin.route import Route
 
@@ -25,6 +27,8 @@ ROUTES: tuple[Route, ...] = (
     *records.ROUTES,
     *configuration.ROUTES,
     *prices.ROUTES,
+    *webhooks.ROUTES,
+    *clients.ROUTES,
     *health.ROUTES,
     *replicas.ROUTES,
     *aliases.ROUTES,
