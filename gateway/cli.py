@@ -241,14 +241,13 @@ def budgets_set(
     ] = "error",
     unit: Unit = "usd",
     shadow: Annotated[bool, typer.Option("--shadow", help="Refuse nothing; count what would be.")] = False,
-    reason: Annotated[str, typer.Option(help="Why; a raise needs one. Kept in the audit trail.")] = "",
     as_json: Json = False,
 ) -> int:
     """Set or change a budget; a running gateway follows within a second."""
     from gateway.commands import budgets
 
     rule = budgets.Rule(window, zone, on_exceed, unit, shadow)
-    return budgets.put(config, scope, limit, rule, reason, as_json)
+    return budgets.put(config, scope, limit, rule, as_json)
 
 
 @budgets.command("adjust")
@@ -405,23 +404,6 @@ def replicas(
     if action not in ("show", "drain", "undrain") or (action != "show") != bool(deployment and replica):
         raise typer.BadParameter("show; or drain or undrain, a deployment and one of its replicas")
     return replicas.replicas(config, action, deployment, replica, as_json)
-
-
-@app.command()
-def calibrate(
-    deployment: Annotated[str, typer.Argument(help="Of one's own, as `provider/model`.")],
-    config: Config = None,
-    replica: Annotated[str, typer.Option(help="Host and port; default: the first one that is idle.")] = "",
-    chunk_tokens: Annotated[int, typer.Option(min=64, help="Its --max-num-batched-tokens.")] = 8_192,
-    streams: Annotated[int, typer.Option(min=1, max=1_024, help="Answers at once, to time its output.")] = 32,
-    keep: Annotated[bool, typer.Option(help="Keep what is found, for the next start or reload.")] = True,
-    as_json: Json = False,
-) -> int:
-    """Measure an idle replica: takes GPU time, is booked to nobody, and needs the replica for itself meanwhile."""
-    from gateway.commands import calibrate
-
-    wanted = calibrate.Wanted(deployment, replica, chunk_tokens, streams=streams, kept=keep)
-    return calibrate.calibrate(config, wanted, as_json)
 
 
 @app.command()
