@@ -258,6 +258,7 @@ class App:
             price_book=lambda: self.prices.book,
             find=lookup.find,
             now_ms=self.clock.now_ms,
+            told=lambda _, nano_usd: self.metrics.correction(nano_usd),
         )
         # A grace shorter than a minute is looked after as often.
         reaper = Reaper(
