@@ -134,11 +134,15 @@ def leases(store: Store) -> list[tuple[Any, ...]]:
 def sums_that_differ(store: Store) -> list[tuple[Any, ...]]:
     """Hourly usage and tasks against the entries they are sums of."""
     return [
-        *store.rows(
-            "SELECT 'usage_hour', u.n, u.cost, l.n, l.cost FROM "
-            "(SELECT coalesce(sum(attempts), 0) n, coalesce(sum(cost_nano_usd), 0) cost FROM usage_hour) u, "
-            "(SELECT count(CASE WHEN kind <> 'correct' THEN 1 END) n, coalesce(sum(amount_nano_usd), 0) cost "
-            "FROM ledger) l WHERE u.n <> l.n OR u.cost <> l.cost"
+        *(
+            row
+            for table in ("usage_hour", "team_hour")
+            for row in store.rows(
+                f"SELECT '{table}', u.n, u.cost, l.n, l.cost FROM "
+                f"(SELECT coalesce(sum(attempts), 0) n, coalesce(sum(cost_nano_usd), 0) cost FROM {table}) u, "
+                "(SELECT count(CASE WHEN kind <> 'correct' THEN 1 END) n, coalesce(sum(amount_nano_usd), 0) cost "
+                "FROM ledger) l WHERE u.n <> l.n OR u.cost <> l.cost"
+            )
         ),
         *store.rows(
             "SELECT t.task_id, t.attempts, t.cost_nano_usd, t.output, l.n, l.cost, l.output FROM task t LEFT JOIN "
