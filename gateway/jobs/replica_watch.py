@@ -87,10 +87,14 @@ class ReplicaWatch:
     async def run(self) -> None:
         """For ever, until cancelled."""
         while True:
-            self._follow()
-            for look in self._looks.values():
-                self._turn(look)
+            self.turn()
             await asyncio.sleep(self._tick_s)
+
+    def turn(self) -> None:
+        """Start whatever is due."""
+        self._follow()
+        for look in self._looks.values():
+            self._turn(look)
 
     def _follow(self) -> None:
         """A reload may bring deployments, take them away, or find their replicas elsewhere."""
