@@ -175,7 +175,13 @@ def test_check_shows_what_is_configured(tollhouse: Tollhouse, config: Path) -> N
             "name": "late",
             "when": "task.step > 9",
             "tier": "small",
-            "caps": {"max_output_tokens": 10, "reasoning_effort": None, "service_tier": None},
+            "caps": {
+                "max_output_tokens": 10,
+                "reasoning_effort": None,
+                "service_tier": None,
+                "urgency": None,
+                "priority": None,
+            },
         }
     ]
 
