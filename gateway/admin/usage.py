@@ -7,17 +7,19 @@ Everything comes from sums; see docs/admin-api.md.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
-import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from gateway.admin.call import Call, Json, Reply
+from gateway.admin.call import TURN_ROWS, Call, Json, Reply
 from gateway.admin.problems import Problem, invalid
 from gateway.admin.route import Param, Route, choice, local_moment, text, whole, words
 from gateway.admin.shown import Out, instant
@@ -27,11 +29,12 @@ from gateway.core.money import usd_text
 from gateway.core.offices import Right
 from gateway.core.usage_facts import GROUPS, TASK_GROUPS, Question, UsageBucket
 
-#: bucket width -> (buckets of a page by default, and at most; buckets that an export reads at once). Pages as OpenAI's.
-WIDTHS = {Width.HOUR: (24, 168, 168), Width.DAY: (7, 180, 31)}
+#: bucket width -> buckets of a page by default, and at most; as OpenAI's
+WIDTHS = {Width.HOUR: (24, 168), Width.DAY: (7, 180)}
+#: Of a page; an export may have more.
 ROWS_MAX = 50_000
-#: Rows of an export that are in memory at once.
-PART_ROWS = 2_000
+#: Rows that are read at once, in a few milliseconds: requests are served by the same thread.
+PART_ROWS = 250
 #: The longest time that one export or list covers.
 RANGE_DAYS_MAX = 3_660
 #: What can be grouped by, with the names that OpenAI's API has for it.
@@ -45,6 +48,7 @@ _NAMES = {
 _COLUMNS = (*GROUPS, "label")
 _INCLUDED = ("misses", "refusals")
 _SCOPES = ("tenant", "team", "key", "task")
+_AT_ONCE_MAX = 366
 _CSV_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _CSV, _JSON_LINES = "text/csv", "application/x-ndjson"
 
@@ -165,7 +169,7 @@ async def _answer(call: Call, result: Callable[[UsageBucket, Asked], Json]) -> R
     form = call.params.get("format") or _accepted(call.accept)
     if form != "json":
         return await _export(call, asked, form)
-    default, most, _ = WIDTHS[asked.width]
+    default, most = WIDTHS[asked.width]
     limit = call.params.get("limit", default)
     if limit > most:
         raise invalid("limit", f"must be at most {most} buckets of this width")
@@ -174,15 +178,19 @@ async def _answer(call: Call, result: Callable[[UsageBucket, Asked], Json]) -> R
     if "page" in call.params:
         (begin,) = call.opened(filters, call.params["page"], "page")
     found = asked.edges(begin, limit)
-    rows, too_many = await call.registry.usage(asked.question(found), None, ROWS_MAX)
-    if too_many:
-        raise Problem(
-            422,
-            f"That is more than {ROWS_MAX:,} rows: ask for a shorter time, wider buckets, fewer groups or format=csv.",
-        )
-    by_start: dict[int, list[Json]] = {start: [] for start in found[:-1]}
-    for row in rows:
-        by_start[row.start_ms].append(result(row, asked))
+    by_start: dict[int, list[msgspec.Raw]] = {start: [] for start in found[:-1]}
+    count = 0
+    async with aclosing(_parts(call, replace(asked, begin_ms=begin, end_ms=found[-1]))) as parts:
+        async for part in parts:
+            count += len(part)
+            if count > ROWS_MAX:
+                raise Problem(
+                    422,
+                    f"That is more than {ROWS_MAX:,} rows: ask for a shorter time, wider buckets, fewer groups or "
+                    "format=csv.",
+                )
+            for _, row in part:
+                by_start[row.start_ms].append(msgspec.Raw(msgspec.json.encode(result(row, asked))))
     more = found[-1] < asked.end_ms
     return Reply(
         {
@@ -194,7 +202,7 @@ async def _answer(call: Call, result: Callable[[UsageBucket, Asked], Json]) -> R
                     "end_time": end // 1000,
                     "results": by_start[start],
                 }
-                for start, end in itertools.pairwise(found)
+                for start, end in pairwise(found)
             ],
             "has_more": more,
             "next_page": call.cursor(filters, (found[-1],)) if more else None,
@@ -231,17 +239,22 @@ _Part = Sequence[tuple[int, UsageBucket]]
 
 
 async def _parts(call: Call, asked: Asked) -> AsyncGenerator[_Part, None]:
-    """(end of its bucket, row) of all, at least one part; each is read by itself."""
-    at_once = WIDTHS[asked.width][2]
-    begin = asked.begin_ms
+    """(end of its bucket, row) of all, at least one part. So many buckets are read at once as have a part's rows."""
+    begin, at_once = asked.begin_ms, 1
     while begin < asked.end_ms:
         found = asked.edges(begin, at_once)
-        ends = dict(itertools.pairwise(found))
+        ends = dict(pairwise(found))
         after: tuple[Any, ...] | None = None
         more = True
         while more:
             rows, more = await call.registry.usage(asked.question(found), after, PART_ROWS)
-            yield [(ends[row.start_ms], row) for row in rows]
+            if more:
+                at_once = max(1, at_once // 2)
+            elif len(rows) < PART_ROWS // 4:
+                at_once = min(2 * at_once, _AT_ONCE_MAX)
+            for i in range(0, max(1, len(rows)), TURN_ROWS):
+                yield [(ends[row.start_ms], row) for row in rows[i : i + TURN_ROWS]]
+                await asyncio.sleep(0)
             after = rows[-1].place if rows else None
         begin = found[-1]
 
@@ -253,8 +266,9 @@ async def _json_lines(
         return b"".join(msgspec.json.encode(_line(end, row, asked)) + b"\n" for end, row in part)
 
     yield written(first)
-    async for part in rest:
-        yield written(part)
+    async with aclosing(rest):
+        async for part in rest:
+            yield written(part)
 
 
 async def _csv(first: _Part, rest: AsyncGenerator[_Part, None], asked: Asked) -> AsyncGenerator[bytes, None]:
@@ -262,8 +276,9 @@ async def _csv(first: _Part, rest: AsyncGenerator[_Part, None], asked: Asked) ->
     names = ["start", "end", *grouped, *_SUMS, *_csv_included(asked)]
     yield _csv_lines([names])
     yield _csv_lines(_csv_row(names, end, row, asked) for end, row in first)
-    async for part in rest:
-        yield _csv_lines(_csv_row(names, end, row, asked) for end, row in part)
+    async with aclosing(rest):
+        async for part in rest:
+            yield _csv_lines(_csv_row(names, end, row, asked) for end, row in part)
 
 
 def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
