@@ -305,6 +305,7 @@ class App:
             jobs=self.jobs,
             stack=self._stack,
             metrics=self.metrics,
+            fleets=self.fleets,
         )
         return self._replicas.limits, self._replicas.prefixes
 

@@ -33,7 +33,7 @@ class Fleets:
     """All groups of replicas, for people and for a scrape."""
 
     def __init__(self, groups: Groups, monotonic: Callable[[], float]) -> None:
-        self._groups = groups
+        self.groups = groups
         self._monotonic = monotonic
         self._rows: tuple[float, list[ReplicaState]] = float("-inf"), []
         #: (deployment, address, drained): told to other processes
@@ -44,7 +44,7 @@ class Fleets:
         now_s = self._monotonic()
         return [
             _row(group, shown)
-            for group in self._groups.by_deployment.values()
+            for group in self.groups.by_deployment.values()
             for shown in group.fleet.shown(now_s)
         ]
 
@@ -52,7 +52,7 @@ class Fleets:
         """`replica` is an address, host and port, or the name that clients see. The address of the one that is meant;
         None if there is none.
         """
-        group = self._groups.get(deployment)
+        group = self.groups.get(deployment)
         if group is None:
             return None
         now_s = self._monotonic()
@@ -104,7 +104,7 @@ class Fleets:
             "Replicas that discovery has found, well or not.",
             lambda: {
                 (name,): float(sum(s.health is not Health.GONE for s in group.fleet.shown(self._monotonic())))
-                for name, group in self._groups.by_deployment.items()
+                for name, group in self.groups.by_deployment.items()
             },
             ("deployment",),
             across="max",
@@ -112,7 +112,7 @@ class Fleets:
         metrics.gauge(
             "tollhouse_replicas_lookup_failed",
             "1 while the addresses of a deployment's replicas cannot be found; the last known ones stay.",
-            lambda: {(n,): float(bool(g.problem)) for n, g in self._groups.by_deployment.items()},
+            lambda: {(n,): float(bool(g.problem)) for n, g in self.groups.by_deployment.items()},
             ("deployment",),
             across="max",
         )

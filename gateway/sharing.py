@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from gateway.core.health import HealthState
+from gateway.fleets import Fleets
 from gateway.ports import Bindings, Clock, Limits, PrefixIndex
 from gateway.settings import ConfigError, Problem, Settings
 from gateway.storage.memory import MemoryPrefixIndex
@@ -15,6 +16,7 @@ from gateway.storage.redis_health import RedisHealth
 from gateway.storage.redis_limits import RedisLimits
 from gateway.storage.redis_prefixes import RedisPrefixIndex
 from gateway.storage.redis_refusals import RedisRefusals
+from gateway.storage.redis_replicas import RedisReplicas
 from gateway.storage.refusals import Refusals
 from gateway.tasks import Tasks
 from gateway.telemetry.metrics import Metrics
@@ -39,9 +41,10 @@ async def share(
     jobs: Tasks,
     stack: AsyncExitStack,
     metrics: Metrics,
+    fleets: Fleets,
 ) -> Shared:
-    """Keep `states` in step with other replicas from now on, and share limits, lineage and refusals. `ConfigError` for a
-    URL that cannot be used.
+    """Keep `states` and `fleets` in step with other replicas from now on, and share limits, lineage and refusals.
+    `ConfigError` for a URL that cannot be used.
     """
     url = settings.redis_url or ""
     try:
@@ -65,4 +68,8 @@ async def share(
         await store.start()
         stack.push_async_callback(store.close)
     jobs.watch(health.run(), "shared health")
+    replicas = RedisReplicas(url, fleets.groups, own=replica_id, monotonic=clock.monotonic)
+    stack.push_async_callback(replicas.close)
+    fleets.drained = replicas.drained
+    jobs.watch(replicas.run(), "shared replicas")
     return Shared(limits, prefixes, health.changed, bindings)
