@@ -13,7 +13,8 @@ import yaml
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 Object = dict[str, Any]
 _KNOWN = frozenset(
-    {"apiVersion", "kind", "labels", "configMapGenerator", "resources", "namespace", "images", "patches"}
+    {"apiVersion", "kind", "labels", "configMapGenerator", "resources", "components", "namespace", "images"}
+    | {"patches"}
 )
 
 
@@ -43,7 +44,7 @@ def rendered(folder: Path) -> Rendered:
     if unknown:
         raise ValueError(f"{folder}: {sorted(unknown)} would be ignored here")
     found = Rendered()
-    for name in kustomization["resources"]:
+    for name in (*kustomization["resources"], *kustomization.get("components", ())):
         path = (folder / name).resolve()
         for one in rendered(path).objects.values() if path.is_dir() else yaml.safe_load_all(path.read_text()):
             key = f"{one['kind']}/{one['metadata']['name']}"
