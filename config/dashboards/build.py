@@ -1,7 +1,7 @@
 """Generate the dashboards in config/grafana/dashboards/ and the PrometheusRule in k8s/monitoring/ out of short descriptions.
 
 Grafana's JSON repeats forty lines for each panel; here a panel is what differs: its title, what it says, its queries.
-`money.py`, `traffic.py`, `providers.py` and `ledger.py` have them.
+`money.py`, `budgets.py`, `tasks.py`, `cache.py`, `providers.py`, `traffic.py` and `ledger.py` have them.
 
     python -m config.dashboards.build            write the files
     python -m config.dashboards.build --check    are the committed files what would be written?
@@ -12,22 +12,25 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from config.dashboards.budgets import BUDGETS
+from config.dashboards.cache import CACHE
 from config.dashboards.ledger import LEDGER
 from config.dashboards.money import MONEY
-from config.dashboards.panels import Dashboard, Panel, Query, Table
+from config.dashboards.panels import Dashboard, Panel, Query, Table, Variable
 from config.dashboards.providers import PROVIDERS
+from config.dashboards.tasks import TASK, TASKS
 from config.dashboards.traffic import TRAFFIC
 
 CONFIG = Path(__file__).resolve().parents[1]
 DASHBOARD_FILES = CONFIG / "grafana" / "dashboards"
-ALERTS = CONFIG / "prometheus" / "alerts.yaml"
-DASHBOARDS = (MONEY, TRAFFIC, PROVIDERS, LEDGER)
+RULES = tuple(CONFIG / "prometheus" / name for name in ("recording.yaml", "alerts.yaml"))
+DASHBOARDS = (MONEY, BUDGETS, TASKS, TASK, CACHE, PROVIDERS, TRAFFIC, LEDGER)
 PROMETHEUS_RULE = CONFIG.parent / "k8s" / "monitoring" / "prometheus-rule.yaml"
 
 #: Grafana 10 and later read this version of the schema, and migrate it by themselves.
@@ -102,7 +105,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         "fieldConfig": {
             "defaults": {
                 "unit": panel.unit,
-                "min": None if panel.below_zero or stat else 0,
+                **({} if panel.below_zero or stat else {"min": 0}),
                 "custom": {} if stat else custom,
                 "thresholds": _thresholds(panel),
             },
@@ -119,6 +122,12 @@ def _table(table: Table, number: int, place: dict[str, int]) -> dict[str, Any]:
             "properties": [{"id": "unit", "value": unit}],
         }
         for column, unit in table.units.items()
+    ] + [
+        {
+            "matcher": {"id": "byName", "options": column},
+            "properties": [{"id": "links", "value": [{"title": f"Open {column.lower()}", "url": url}]}],
+        }
+        for column, url in table.links.items()
     ]
     return {
         "id": number,
@@ -156,7 +165,29 @@ def _placed(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
         y += tallest
 
 
-def _variables(*, postgres: bool) -> list[dict[str, Any]]:
+def _chosen(variable: Variable) -> dict[str, Any]:
+    if not variable.sql:
+        return {
+            "name": variable.name,
+            "type": "textbox",
+            "label": variable.label,
+            "query": "",
+            "current": {"text": "", "value": ""},
+        }
+    return {
+        "name": variable.name,
+        "type": "query",
+        "label": variable.label,
+        "datasource": {"type": "grafana-postgresql-datasource", "uid": "${postgres}"},
+        "query": variable.sql,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _variables(chosen: Sequence[Variable], *, postgres: bool) -> list[dict[str, Any]]:
     def source(name: str, kind: str, label: str) -> dict[str, Any]:
         return {"name": name, "type": "datasource", "query": kind, "label": label, "refresh": 1}
 
@@ -177,7 +208,7 @@ def _variables(*, postgres: bool) -> list[dict[str, Any]]:
             "current": {"text": "All", "value": "$__all"},
         }
     )
-    return variables
+    return variables + [_chosen(variable) for variable in chosen]
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
@@ -194,7 +225,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "1m",
         "time": {"from": "now-6h", "to": "now"},
         "timezone": "browser",
-        "templating": {"list": _variables(postgres=has_tables)},
+        "templating": {"list": _variables(dashboard.variables, postgres=has_tables)},
         "annotations": {"list": []},
         "links": [
             {
@@ -218,7 +249,7 @@ def prometheus_rule(groups: Any) -> str:
         "metadata": {"name": "tollhouse"},
         "spec": {"groups": groups},
     }
-    head = "# Written by config/dashboards/build.py out of config/prometheus/alerts.yaml: change that.\n"
+    head = "# Written by config/dashboards/build.py out of config/prometheus/*.yaml: change those.\n"
     return head + yaml.safe_dump(rule, sort_keys=False, width=110)
 
 
@@ -229,7 +260,8 @@ def files() -> dict[Path, str]:
         + "\n"
         for d in DASHBOARDS
     }
-    found[PROMETHEUS_RULE] = prometheus_rule(yaml.safe_load(ALERTS.read_text())["groups"])
+    groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+    found[PROMETHEUS_RULE] = prometheus_rule(groups)
     return found
 
 

@@ -1,11 +1,10 @@
-"""What is spent, saved, lost and refused."""
+"""What is spent and saved, and by whom."""
 
 from __future__ import annotations
 
 from config.dashboards.panels import (
     GREEN,
-    RATE,
-    RED,
+    TO_TEAM,
     YELLOW,
     Dashboard,
     Panel,
@@ -16,38 +15,24 @@ from config.dashboards.panels import (
     stat,
 )
 
-_BUDGETS_SQL = """\
-WITH counting AS (
-  SELECT b.*, now.ms AS now_ms, rolling.ms AS rolling_ms,
-    b.window_end_ms IS NULL OR b.window_end_ms > now.ms OR b.window_start_ms >= now.ms - rolling.ms AS is_open
-  FROM budget b,
-    LATERAL (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) now,
-    LATERAL (SELECT substring(b."window" FROM '([0-9]+)[smhdw]$')::numeric * 1000
-      * CASE right(b."window", 1) WHEN 's' THEN 1 WHEN 'm' THEN 60 WHEN 'h' THEN 3600
-             WHEN 'd' THEN 86400 WHEN 'w' THEN 604800 END AS ms) rolling
-  WHERE b.scope NOT LIKE 'task:%'
-), counted AS (
-  SELECT c.*, CASE unit WHEN 'usd' THEN 1e9 ELSE 1 END AS per_unit,
-    CASE WHEN c.override_until_ms > c.now_ms THEN c.override_limit_amount ELSE c.limit_amount END AS in_force,
-    CASE WHEN is_open THEN c.posted_amount ELSE 0 END + earlier.posted AS spent,
-    CASE WHEN is_open THEN c.held_amount ELSE 0 END + earlier.held AS held
-  FROM counting c, LATERAL (
-    SELECT COALESCE(sum(e.posted_amount), 0) AS posted, COALESCE(sum(e.held_amount), 0) AS held
-    FROM budget_closed e WHERE e.budget_id = c.budget_id AND e.window_start_ms >= c.now_ms - c.rolling_ms
-  ) earlier
-)
-SELECT scope AS "Budget", "window" AS "Window", unit AS "Unit", mode AS "Mode", on_exceed AS "At its end",
-  100.0 * (spent + held) / NULLIF(in_force, 0) AS "Used", spent / per_unit AS "Spent", held / per_unit AS "Held",
-  in_force / per_unit AS "Limit", would_refuse AS "Would have refused"
-FROM counted ORDER BY "Used" DESC NULLS LAST LIMIT 50"""
+_TEAMS_SQL = """\
+SELECT u.team_id AS "Team", t.name AS "Name", sum(u.cost_nano_usd) / 1e9 AS "Cost",
+  sum(u.list_cost_nano_usd - u.cost_nano_usd) / 1e9 AS "Saved",
+  sum(u.retries_cost_nano_usd) / 1e9 AS "On retries", sum(u.failed_cost_nano_usd) / 1e9 AS "On failures",
+  sum(u.attempts) AS "Attempts"
+FROM team_hour u LEFT JOIN team t USING (team_id)
+WHERE u.hour_ms >= $__from AND u.hour_ms < $__to
+GROUP BY u.team_id, t.name ORDER BY "Cost" DESC LIMIT 50"""
 
-_TASKS_SQL = """\
-SELECT task_id AS "Task", team_id AS "Team", state AS "State", state_reason AS "Why", steps AS "Steps",
-  cost_nano_usd / 1e9 AS "Cost", (list_cost_nano_usd - cost_nano_usd) / 1e9 AS "Saved",
-  100.0 * cache_read / NULLIF(input_uncached + cache_read + cache_write_5m + cache_write_1h + cache_write_12h, 0)
+_MODELS_SQL = """\
+SELECT model AS "Model", provider AS "Provider", tier AS "Tier", sum(cost_nano_usd) / 1e9 AS "Cost",
+  sum(list_cost_nano_usd - cost_nano_usd) / 1e9 AS "Saved",
+  100.0 * sum(cache_read)
+    / NULLIF(sum(input_uncached + cache_read + cache_write_5m + cache_write_1h + cache_write_12h), 0)
     AS "Read from cache",
-  to_timestamp(last_at_ms / 1000.0) AS "Last step"
-FROM task WHERE last_at_ms >= $__from AND last_at_ms < $__to ORDER BY cost_nano_usd DESC LIMIT 50"""
+  sum(output) AS "Output tokens", sum(attempts) AS "Attempts"
+FROM usage_hour WHERE hour_ms >= $__from AND hour_ms < $__to
+GROUP BY model, provider, tier ORDER BY "Cost" DESC LIMIT 50"""
 
 _KEYS_SQL = """\
 SELECT u.key_id AS "Key", k.name AS "Name", u.team_id AS "Team", u.client AS "Client",
@@ -58,16 +43,11 @@ WHERE u.hour_ms >= $__from AND u.hour_ms < $__to
 GROUP BY u.key_id, k.name, u.team_id, u.client ORDER BY "Cost" DESC LIMIT 50"""
 
 _COST, _LIST = "tollhouse_cost_usd_total", "tollhouse_list_cost_usd_total"
-#: What was not read, from 1: a model that reads nothing has no series of reads, and must show as 0.
-_READ_SHARE = (
-    '1 - sum{by}(rate(tollhouse_tokens_total{{class=~"input_uncached|cache_write_.*"}}{window}))'
-    ' / sum{by}(rate(tollhouse_tokens_total{{class!="output"}}{window}))'
-)
 
 MONEY = Dashboard(
     "tollhouse-money",
-    "Tollhouse / Money",
-    "What is spent, what caches save, what is lost, what was refused, and which budgets end soon.",
+    "Tollhouse / Spend and savings",
+    "What is spent, by whom and on what, what caches save, and what is lost. A click on a team shows its tasks.",
     [
         Section(
             "In the chosen time",
@@ -93,12 +73,10 @@ MONEY = Dashboard(
                     (YELLOW,),
                 ),
                 stat(
-                    "Input read from cache",
-                    "Share of input tokens that providers read from their caches.",
-                    "percentunit",
-                    _READ_SHARE.format(by=" ", window="[$__range]"),
-                    (RED, YELLOW, GREEN),
-                    (0.3, 0.6),
+                    "On refused holds",
+                    "What holds would have reserved that budgets refused.",
+                    "currencyUSD",
+                    "sum(increase(tollhouse_refused_usd_total[$__range])) or vector(0)",
                 ),
                 stat(
                     "Refused by budgets",
@@ -145,7 +123,7 @@ MONEY = Dashboard(
             ],
         ),
         Section(
-            "Caches",
+            "Savings, in dollars an hour",
             [
                 Panel(
                     "Saved, in dollars an hour",
@@ -159,91 +137,43 @@ MONEY = Dashboard(
                     ],
                     below_zero=True,
                 ),
-                Panel(
-                    "Read from cache, by model",
-                    "Share of input tokens that providers read from their caches.",
-                    "percentunit",
-                    [
-                        Query(_READ_SHARE.format(by=" by (model) ", window=RATE), "{{model}}"),
-                    ],
-                ),
-                by(
-                    "cause",
-                    "tollhouse_cache_misses_total",
-                    "Misses by cause",
-                    "Calls a second that read less than they could have; docs/operations.md explains each cause.",
-                    "cps",
-                ),
                 by(
                     "cause",
                     "tollhouse_cache_lost_usd_total",
                     "Lost by cause, in dollars an hour",
-                    "What these misses cost.",
-                    "currencyUSD",
-                    per_hour=True,
-                ),
-                by(
-                    "class",
-                    "tollhouse_tokens_total",
-                    "Tokens by billing class",
-                    "Tokens a second, as providers bill them.",
-                    "short",
-                ),
-                by(
-                    "team",
-                    "tollhouse_cache_lost_usd_total",
-                    "Lost by team, in dollars an hour",
-                    "Whose prompts change.",
+                    "What misses of providers' caches cost more than hits would have.",
                     "currencyUSD",
                     per_hour=True,
                 ),
             ],
         ),
         Section(
-            "Limits",
+            "From the ledger",
             [
-                by(
-                    "kind",
-                    "tollhouse_refusals_total",
-                    "Refusals by kind",
-                    "Requests a second that were refused before anything was spent.",
-                    "reqps",
-                ),
-                Panel(
-                    "Breakers",
-                    "What breakers had to say, once per episode: observed, told, stopped.",
-                    "cps",
-                    [
-                        Query(
-                            f"sum by (breaker, action) (rate(tollhouse_breaker_episodes_total{RATE}))",
-                            "{{breaker}}: {{action}}",
-                        )
-                    ],
-                    stacked=True,
-                ),
                 Table(
-                    "Budgets near their end",
-                    "Spent and held against the limit in force, the fullest first; budgets of single tasks are left out. "
-                    "Needs Postgres.",
-                    _BUDGETS_SQL,
-                    {"Used": "percent"},
-                ),
-                Table(
-                    "Tasks that spend most",
-                    "Of those with a step in the chosen time; the cost is that of the whole task. Needs Postgres.",
-                    _TASKS_SQL,
+                    "Teams that spend most",
+                    "By whole hours, exact over all replicas. Needs Postgres.",
+                    _TEAMS_SQL,
                     {
                         "Cost": "currencyUSD",
                         "Saved": "currencyUSD",
-                        "Read from cache": "percent",
-                        "Last step": "dateTimeAsIso",
+                        "On retries": "currencyUSD",
+                        "On failures": "currencyUSD",
                     },
+                    {"Team": TO_TEAM},
+                ),
+                Table(
+                    "Models",
+                    "By whole hours, exact over all replicas. Needs Postgres.",
+                    _MODELS_SQL,
+                    {"Cost": "currencyUSD", "Saved": "currencyUSD", "Read from cache": "percent"},
                 ),
                 Table(
                     "Keys that spend most",
                     "By whole hours, exact over all replicas. Needs Postgres.",
                     _KEYS_SQL,
                     {"Cost": "currencyUSD", "Saved": "currencyUSD", "On retries": "currencyUSD"},
+                    {"Team": TO_TEAM},
                 ),
             ],
         ),

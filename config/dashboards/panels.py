@@ -34,14 +34,27 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of Postgres. `units`: column -> unit."""
+    """Rows of Postgres. `units`: column -> unit; `links`: column -> where a click on its value leads.
+
+    In `sql`, $__from and $__to are the chosen time in milliseconds, and ${name:sqlstring} is a variable as SQL text.
+    """
 
     title: str
     description: str
     sql: str
     units: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
     width: int = 24
     height: int = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """Chosen on the dashboard: one of the rows of `sql`, or several; without `sql` a text."""
+
+    name: str
+    label: str
+    sql: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,15 @@ class Dashboard:
     title: str
     description: str
     sections: Sequence[Section]
+    variables: Sequence[Variable] = ()
+
+
+#: A click keeps sources and time.
+_KEPT = "${datasource:queryparam}&${postgres:queryparam}&${__url_time_range}"
+TO_TEAM = f"/d/tollhouse-tasks?var-team=${{__value.raw}}&{_KEPT}"
+TO_TASK = f"/d/tollhouse-task?var-task=${{__value.raw}}&{_KEPT}"
+TO_REQUEST = f"/d/tollhouse-task?${{task:queryparam}}&var-request=${{__value.raw}}&{_KEPT}"
+TEAM = Variable("team", "Team", "SELECT team_id FROM team ORDER BY team_id")
 
 
 def stat(

@@ -11,6 +11,7 @@ from config.dashboards.panels import (
     Panel,
     Query,
     Section,
+    Table,
     by,
     percentiles,
     stat,
@@ -18,10 +19,23 @@ from config.dashboards.panels import (
 
 _FAILED = "upstream_.*"
 
+_TIERS_SQL = """\
+SELECT tier AS "Tier", deployment AS "Deployment", sum(attempts) AS "Attempts",
+  100.0 * sum(errors) / NULLIF(sum(attempts), 0) AS "Failed", sum(cost_nano_usd) / 1e9 AS "Cost",
+  sum(retries_cost_nano_usd) / 1e9 AS "On retries"
+FROM usage_hour WHERE hour_ms >= $__from AND hour_ms < $__to
+GROUP BY tier, deployment ORDER BY "Attempts" DESC LIMIT 50"""
+
+_RULES_SQL = """\
+SELECT rule AS "Rule", tier AS "Tier", deployment AS "Deployment", count(*) AS "Attempts",
+  sum(amount_nano_usd) / 1e9 AS "Cost"
+FROM ledger WHERE at_ms >= greatest($__from, $__to - 3600000) AND at_ms < $__to AND kind <> 'correct'
+GROUP BY rule, tier, deployment ORDER BY "Attempts" DESC LIMIT 50"""
+
 PROVIDERS = Dashboard(
     "tollhouse-providers",
-    "Tollhouse / Providers",
-    "Which deployments are in use, how their calls end, whose quota is used up, and where places are short.",
+    "Tollhouse / Routing and providers",
+    "Where requests go and why, which deployments are in use, how fast they are, how their calls end, and where places are short.",
     [
         Section(
             "Now",
@@ -95,7 +109,8 @@ PROVIDERS = Dashboard(
                     "percentunit",
                     [
                         Query(
-                            f'sum by (deployment) (rate(tollhouse_attempts_total{{outcome=~"{_FAILED}"}}{RATE}))'
+                            f'(sum by (deployment) (rate(tollhouse_attempts_total{{outcome=~"{_FAILED}"}}{RATE}))'
+                            f" or sum by (deployment) (rate(tollhouse_attempts_total{RATE})) * 0)"
                             f" / sum by (deployment) (rate(tollhouse_attempts_total{RATE}))",
                             "{{deployment}}",
                         )
@@ -156,6 +171,44 @@ PROVIDERS = Dashboard(
                         )
                     ],
                     stacked=True,
+                ),
+            ],
+        ),
+        Section(
+            "Speed",
+            [
+                percentiles(
+                    "tollhouse_attempt_first_token_seconds",
+                    "First event, by deployment",
+                    "From sending to the first event of the stream.",
+                    "deployment",
+                    (50, 95),
+                ),
+                percentiles(
+                    "tollhouse_inter_chunk_seconds",
+                    "Between events, by deployment",
+                    "Mean time between the events of each stream.",
+                    "deployment",
+                    (50, 95),
+                ),
+            ],
+        ),
+        Section(
+            "Routing",
+            [
+                Table(
+                    "Tiers and deployments",
+                    "By whole hours, exact over all replicas. Needs Postgres.",
+                    _TIERS_SQL,
+                    {"Cost": "currencyUSD", "On retries": "currencyUSD", "Failed": "percent"},
+                    width=12,
+                ),
+                Table(
+                    "Rules",
+                    "Which rule sent how much where, of the last hour of the chosen time. Needs Postgres.",
+                    _RULES_SQL,
+                    {"Cost": "currencyUSD"},
+                    width=12,
                 ),
             ],
         ),

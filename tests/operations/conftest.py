@@ -59,7 +59,7 @@ def _with_places_and_a_failing_rule(settings: Settings) -> Settings:
     return dataclasses.replace(settings, catalog=catalog, routing=Routing(rules=rules))
 
 
-async def _ask(gw: Running, system: str, said: list[dict[str, Any]], **more: Any) -> int:
+async def ask(gw: Running, system: str, said: list[dict[str, Any]], **more: Any) -> int:
     body = {
         "model": "demo-fast",
         "max_tokens": 16,
@@ -76,13 +76,16 @@ async def served(gw: Running) -> str:
     gw.app.reload(lambda: _with_places_and_a_failing_rule(gw.app.settings))
     gw.app.gpu.tick()
     said = [{"role": "user", "content": "hi"}]
-    assert await _ask(gw, SYSTEM, said) == 200
+    assert await ask(gw, SYSTEM, said) == 200
     said += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
-    assert await _ask(gw, SYSTEM.replace("rule 7:", "rule seven:"), said) == 200
-    assert await _ask(gw, SYSTEM, said, model="auto", stream=True) == 200
-    assert await _ask(gw, SYSTEM, said, n=99) == 400
-    await Accounts(gw.app.database, actor="test").set_budget("team:default", 1_000)
-    assert await _ask(gw, SYSTEM, said) == 402
+    assert await ask(gw, SYSTEM.replace("rule 7:", "rule seven:"), said) == 200
+    assert await ask(gw, SYSTEM, said, model="auto", stream=True) == 200
+    assert await ask(gw, SYSTEM, said, n=99) == 400
+    accounts = Accounts(gw.app.database, actor="test")
+    await accounts.set_budget("team:default", 1_000)
+    assert await ask(gw, SYSTEM, said) == 402
+    await accounts.set_budget("team:default", 20_000_000_000, reason="enough of that")
+    gw.app.store_changed()
     await gw.app.quiet()
     gw.app.metrics.breaker("loop", "observe")
     async with aiohttp.ClientSession() as http:

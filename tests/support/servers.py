@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,6 +133,34 @@ def redis_server() -> Iterator[RedisServer]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@contextmanager
+def prometheus_server(target: str) -> Iterator[str]:
+    """The address of a Prometheus that scrapes `target` (host:port) every second. Raises `ServerMissing`."""
+    binary = prometheus_binary()
+    if binary is None:
+        raise ServerMissing("Prometheus is not installed and could not be installed")
+    directory, port = Path(tempfile.mkdtemp(prefix="tollhouse-prometheus-")), free_port()
+    (directory / "prometheus.yml").write_text(
+        "global: {scrape_interval: 1s}\n"
+        f"scrape_configs: [{{job_name: tollhouse, static_configs: [{{targets: ['{target}']}}]}}]\n"
+    )
+    command = (binary, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data")
+    process = subprocess.Popen(
+        [*command, f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for_port(port, process)
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(f"{url}/-/ready")
+        yield url
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 POSTGRES_MISSING = (
     "Postgres is not installed and could not be installed: the tests of the Postgres store did not run. "
     "Install it (Debian: apt-get install postgresql) or put initdb and pg_ctl on the PATH."
@@ -155,6 +184,12 @@ def redis_binary() -> str | None:
     )
 
 
+@functools.cache
+def prometheus_binary() -> str | None:
+    """None where it neither is nor can be installed; promtool comes with it."""
+    return shutil.which("prometheus") or (shutil.which("prometheus") if _apt_install("prometheus") else None)
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -172,7 +207,8 @@ def _postgres_directory() -> Path | None:
 def _apt_install(package: str) -> bool:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # RUNLEVEL 1: what is installed is not started as a service of the machine.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (
         ["apt-get", "update", "-q"],
         ["apt-get", "install", "-qy", "--no-install-recommends", package],
@@ -210,6 +246,19 @@ def _run(command: list[str | Path], directory: Path) -> None:
         if done.returncode:
             output.seek(0)
             raise ServerMissing(f"{command[0]} failed: {output.read().decode(errors='replace')}")
+
+
+def _wait_until_ready(url: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=1) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass  # it listens before it answers
+        time.sleep(0.05)
+    raise ServerMissing(f"{url} did not say so")
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
