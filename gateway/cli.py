@@ -241,13 +241,14 @@ def budgets_set(
     ] = "error",
     unit: Unit = "usd",
     shadow: Annotated[bool, typer.Option("--shadow", help="Refuse nothing; count what would be.")] = False,
+    reason: Annotated[str, typer.Option(help="Why; a raise needs one. Kept in the audit trail.")] = "",
     as_json: Json = False,
 ) -> int:
     """Set or change a budget; a running gateway follows within a second."""
     from gateway.commands import budgets
 
     rule = budgets.Rule(window, zone, on_exceed, unit, shadow)
-    return budgets.put(config, scope, limit, rule, as_json)
+    return budgets.put(config, scope, limit, rule, reason, as_json)
 
 
 @budgets.command("adjust")

@@ -304,6 +304,15 @@ def test_teams_and_budgets_are_made_and_listed(migrated: Tollhouse) -> None:
     ]
 
 
+def test_a_raise_needs_a_reason(migrated: Tollhouse) -> None:
+    assert migrated("budgets", "set", "team:default", "20").status == 0
+    assert migrated("budgets", "set", "team:default", "10").status == 0
+    for more in (["30"], ["10", "--shadow"], ["10", "--on-exceed", "warn"], ["30", "--reason", " "]):
+        refused = migrated("budgets", "set", "team:default", *more)
+        assert (refused.status, "a raise needs a reason" in refused.err) == (2, True), more
+    assert migrated("budgets", "set", "team:default", "30", "--reason", "release week").status == 0
+
+
 def test_budgets_count_tokens_and_calls_and_are_adjusted_with_a_reason(migrated: Tollhouse) -> None:
     said = migrated(
         "budgets", "set", "team:default", "2,000", "--unit", "calls", "--window", "day", "--shadow"

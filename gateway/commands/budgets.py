@@ -35,7 +35,7 @@ class Rule:
     shadow: bool = False
 
 
-def put(path: Path | None, scope: str, limit: str, rule: Rule, as_json: bool) -> int:
+def put(path: Path | None, scope: str, limit: str, rule: Rule, reason: str, as_json: bool) -> int:
     unit = _unit(rule.unit)
     most = _limit(limit, unit)
     try:
@@ -54,7 +54,7 @@ def put(path: Path | None, scope: str, limit: str, rule: Rule, as_json: bool) ->
                 f"the budget of {scope} per {rule.window} is declared in {desk.settings.file}"
             )
         return await desk.accounts.set_budget(
-            scope, most, rule.window, on_exceed, rule.zone, unit=unit, mode=mode
+            scope, most, rule.window, on_exceed, rule.zone, unit=unit, mode=mode, reason=reason
         )
 
     return _said(at_desk(path, act), as_json)

@@ -82,6 +82,7 @@ async def declare(accounts: Accounts, settings: Settings) -> None:
             mode=b.mode,
             alert_percents=b.alert_percents,
             landing_percent=b.landing_percent,
+            reason=f"configured in {settings.file}",
         )
 
 

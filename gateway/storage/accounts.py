@@ -192,15 +192,19 @@ class Accounts:
         mode: BudgetMode = BudgetMode.ENFORCE,
         alert_percents: tuple[int, ...] = ALERT_PERCENTS,
         landing_percent: int | None = None,
-        reason: str = "",
+        reason: str | None = None,
     ) -> Budget:
-        """Give a scope a budget, or change it; what was spent in the window stays spent. See `BudgetRule`.
+        """Give a scope a budget, or change it; what was spent in the window stays spent. See `BudgetRule`. A reason says that
+        somebody decides this now, and an empty one is refused for a raise.
 
         A scope may have one budget per unit and window. A new one counts from now on. A raised one lets a task go on
         that waited for it. Raises `InvalidRequest`, `NotFound`.
         """
         rule = rule_of(limit, unit, window, zone, on_exceed, mode, alert_percents, landing_percent)
-        return await self._database.write(partial(budget_changes.put, self._actor, scope, rule, reason))
+        because = reason is not None
+        return await self._database.write(
+            partial(budget_changes.put, self._actor, scope, rule, reason or "", because=because)
+        )
 
     async def adjust_budget(
         self,

@@ -97,8 +97,10 @@ class BudgetRule:
         return self.on_exceed is not OnExceed.WARN and self.mode is BudgetMode.ENFORCE
 
 
-def put(actor: str, scope: str, rule: BudgetRule, reason: str = "") -> Tx[Budget]:
-    """Give a scope a budget, or change it; what was spent in the window stays spent. Raises `InvalidRequest`."""
+def put(actor: str, scope: str, rule: BudgetRule, reason: str = "", *, because: bool = False) -> Tx[Budget]:
+    """Give a scope a budget, or change it; what was spent in the window stays spent. `because`: a raise needs a reason.
+    Raises `InvalidRequest`.
+    """
     yield from _refuse_unknown(scope, rule)
     now_ms: int = (yield Fetch(_NOW))[0][0]
     found = yield from _find(scope, rule.unit, rule.window, rule.zone, now_ms)
@@ -119,6 +121,10 @@ def put(actor: str, scope: str, rule: BudgetRule, reason: str = "") -> Tx[Budget
         return before
     if before.ancestors and not rule.hard:
         raise InvalidRequest("the budget of a child task must be hard: it is part of its parent's")
+    # More is a raise, too, where the budget stops refusing.
+    raised = after.limit > before.limit or (before.hard and not after.hard)
+    if because and raised and not reason.strip():
+        raise InvalidRequest("a raise needs a reason, which the audit trail keeps", param="reason")
     return (yield from _change(actor, before, after, line, reason, now_ms))
 
 
