@@ -35,6 +35,7 @@ WIDTHS = {Width.HOUR: (24, 168), Width.DAY: (7, 180)}
 ROWS_MAX = 50_000
 #: Rows that are read at once, in a few milliseconds: requests are served by the same thread.
 PART_ROWS = 250
+REST_S_MAX = 0.25
 #: The longest time that one export or list covers.
 RANGE_DAYS_MAX = 3_660
 #: What can be grouped by, with the names that OpenAI's API has for it.
@@ -247,6 +248,7 @@ async def _parts(call: Call, asked: Asked) -> AsyncGenerator[_Part, None]:
         after: tuple[Any, ...] | None = None
         more = True
         while more:
+            began_s = call.deps.monotonic()
             rows, more = await call.registry.usage(asked.question(found), after, PART_ROWS)
             if more:
                 at_once = max(1, at_once // 2)
@@ -256,6 +258,8 @@ async def _parts(call: Call, asked: Asked) -> AsyncGenerator[_Part, None]:
                 yield [(ends[row.start_ms], row) for row in rows[i : i + TURN_ROWS]]
                 await asyncio.sleep(0)
             after = rows[-1].place if rows else None
+            # A rest as long as the work: requests are served beside it.
+            await asyncio.sleep(min(REST_S_MAX, call.deps.monotonic() - began_s))
         begin = found[-1]
 
 

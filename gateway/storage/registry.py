@@ -369,7 +369,7 @@ class Registry:
         return None if self._once is None else self._once.secret_bytes(self._pepper)
 
     async def _read(self, tx: Callable[[], Tx[T]]) -> T:
-        return await self._database.read(tx)
+        return await self._database.report(tx)
 
     async def _write(self, tx: Callable[[], Tx[T]]) -> T:
         if self._once is None:

@@ -289,4 +289,4 @@ async def _fetch(database: Database, sql: Sql, *args: Any) -> list[Row]:
     def tx() -> Tx[list[Row]]:
         return list((yield Fetch(sql, args)))
 
-    return await database.read(tx)
+    return await database.report(tx)
