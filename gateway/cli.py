@@ -31,6 +31,7 @@ teams = typer.Typer(help="Teams: create, list.", no_args_is_help=True)
 budgets = typer.Typer(help="Budgets of tenants, teams, keys and tasks.", no_args_is_help=True)
 tasks = typer.Typer(help="Tasks (agent runs): what each one did and cost.", no_args_is_help=True)
 journal = typer.Typer(help="Settlements that replicas keep beside the database.", no_args_is_help=True)
+audit = typer.Typer(help="The audit trail: who changed what.", no_args_is_help=True)
 importing = typer.Typer(help="Configurations of others.", no_args_is_help=True)
 for name, group in (
     ("journal", journal),
@@ -38,6 +39,7 @@ for name, group in (
     ("teams", teams),
     ("budgets", budgets),
     ("tasks", tasks),
+    ("audit", audit),
     ("import", importing),
 ):
     app.add_typer(group, name=name)
@@ -351,6 +353,20 @@ def journal_replay(
     from gateway.commands import journal
 
     return journal.post_again(config, directory, since, as_json)
+
+
+@audit.command("verify")
+def audit_verify(
+    config: Config = None,
+    head: Annotated[
+        str, typer.Option(help="A last hash that you kept earlier: it must be in the trail.")
+    ] = "",
+    as_json: Json = False,
+) -> int:
+    """Try every link of the chain: nothing was changed, left out or slipped in. Status 1 if something was."""
+    from gateway.commands import audit
+
+    return audit.verify(config, head, as_json)
 
 
 @app.command()

@@ -360,6 +360,7 @@ revision = Table(
     metadata,
     Column("one", Integer, primary_key=True, autoincrement=False),
     _int("number"),
+    _text_or("audit_head", ""),  # the hash of the last entry of the audit trail
     CheckConstraint("one = 1", name="single_row"),
 )
 
@@ -459,7 +460,18 @@ audit = Table(
     _text("action"),
     _text("subject"),
     _text("body"),  # JSON; never a secret
+    _int("number", null=True),  # the revision; its order is that of the chain
+    _text(
+        "hash", null=True
+    ),  # over this row and the hash before it (core/audit_chain.py); null: of an older version
     Index("ix_audit_at_ms", "at_ms"),
+    Index(
+        "ix_audit_number",
+        "number",
+        unique=True,
+        postgresql_where=text("number IS NOT NULL"),
+        sqlite_where=text("number IS NOT NULL"),
+    ),
 )
 
 #: Price rows stated over the admin API, beside those of the configuration, which they go before while they hold. A row that
