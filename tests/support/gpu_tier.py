@@ -71,7 +71,7 @@ def written(replicas: object, **more: object) -> dict[str, Any]:
         "cache_read_usd_per_mtok": "0.03",
         "output_usd_per_mtok": "1.20",
     }
-    deployment = {"model": "small", "price": price, "context_tokens": 32_000, "replicas": replicas, **more}
+    deployment = {"model": "small", "price": price, "context_tokens": 32_000, "replicas": replicas} | more
     return {
         "discover_providers": False,
         "listen": "127.0.0.1:0",
@@ -89,14 +89,20 @@ async def gpu_tier(
     options: Sequence[Options] = (Options(), Options(), Options()),
     *,
     source: Mapping[str, object] | None = None,
+    deployment: Mapping[str, object] | None = None,
     **settings: object,
 ) -> AsyncIterator[GpuTier]:
-    """One replica for each of `options`. `source`: what `replicas:` says instead of their addresses, or besides them."""
+    """One replica for each of `options`. `source`: what `replicas:` says instead of their addresses, or besides them;
+    `deployment`: what else the deployment says."""
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(FakeVllm(o)) for o in options]
         urls = {"urls": [r.base_url for r in replicas], "poll_s": 0.1, "refresh_s": 0.5}
         file = directory / "gateway.yaml"
-        text = {**written({**urls, **(source or {})}), "database_url": store, **settings}
+        text = {
+            **written({**urls, **(source or {})}, **(deployment or {})),
+            "database_url": store,
+            **settings,
+        }
         file.write_text(json.dumps({**text, "state_dir": str(directory / "state")}))
         read = config.load(file, {})
         app = await stack.enter_async_context(App(read, replica_id="test", access_log=False))
