@@ -121,7 +121,7 @@ class Fleets:
         at_s, rows = self._rows
         now_s = self._monotonic()
         if now_s - at_s > _SAME_MOMENT_S:
-            rows = self.rows()
+            rows = [row for row in self.rows() if row.health != Health.GONE.value]
             self._rows = now_s, rows
         return rows
 

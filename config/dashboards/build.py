@@ -20,6 +20,7 @@ import yaml
 
 from config.dashboards.budgets import BUDGETS
 from config.dashboards.cache import CACHE
+from config.dashboards.gpu import GPU
 from config.dashboards.ledger import LEDGER
 from config.dashboards.money import MONEY
 from config.dashboards.panels import Dashboard, Panel, Query, Table, Variable
@@ -30,7 +31,7 @@ from config.dashboards.traffic import TRAFFIC
 CONFIG = Path(__file__).resolve().parents[1]
 DASHBOARD_FILES = CONFIG / "grafana" / "dashboards"
 RULES = tuple(CONFIG / "prometheus" / name for name in ("recording.yaml", "alerts.yaml"))
-DASHBOARDS = (MONEY, BUDGETS, TASKS, TASK, CACHE, PROVIDERS, TRAFFIC, LEDGER)
+DASHBOARDS = (MONEY, BUDGETS, TASKS, TASK, CACHE, PROVIDERS, TRAFFIC, GPU, LEDGER)
 PROMETHEUS_RULE = CONFIG.parent / "k8s" / "monitoring" / "prometheus-rule.yaml"
 
 #: Grafana 10 and later read this version of the schema, and migrate it by themselves.

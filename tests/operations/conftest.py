@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.core.catalog import Catalog, Tier
+from gateway.core.catalog import Catalog, Deployment, Provider, ReplicaKind, ReplicaSource, Tier, Wire
 from gateway.core.entry import Kind
 from gateway.core.errors import GatewayError
 from gateway.core.gpu_price import GpuPrice
@@ -23,6 +23,7 @@ from gateway.settings.model import Routing, WebhookSpec
 from gateway.storage.accounts import Accounts
 from gateway.storage.schema import migrate
 from tests.operations.promql import Exported, exported
+from tests.support.fake_vllm import FakeVllm
 from tests.support.running import Running, running
 from tests.support.servers import redis_server
 
@@ -49,14 +50,17 @@ VALUES = {
 }
 
 
-def _with_places_and_a_failing_rule(settings: Settings) -> Settings:
+def _with_places_replicas_and_a_failing_rule(settings: Settings, source: ReplicaSource) -> Settings:
     gpu = Serving(gpu=GpuPrice(2_500_000_000, 16_000, 900))
     deployments = tuple(
         dataclasses.replace(d, concurrent=4, serving=gpu) for d in settings.catalog.deployments
     )
+    own = Provider("gpu", Wire.OPENAI, "", "")
+    small = Deployment("gpu/small", own, "small", "small", "", replicas=source)
     rules = RuleSet.compile([RuleText("fails", "request.labels.none == 'x'", Tier.FAST)], Tier.STANDARD)
-    catalog = Catalog.of(deployments, settings.catalog.default_tier)
-    return dataclasses.replace(settings, catalog=catalog, routing=Routing(rules=rules))
+    catalog = Catalog.of((*deployments, small), settings.catalog.default_tier)
+    providers = {**settings.providers, "gpu": own}
+    return dataclasses.replace(settings, providers=providers, catalog=catalog, routing=Routing(rules=rules))
 
 
 async def ask(gw: Running, system: str, said: list[dict[str, Any]], **more: Any) -> int:
@@ -73,8 +77,20 @@ async def ask(gw: Running, system: str, said: list[dict[str, Any]], **more: Any)
 
 async def served(gw: Running) -> str:
     """The page after one request of each kind."""
-    gw.app.reload(lambda: _with_places_and_a_failing_rule(gw.app.settings))
-    gw.app.gpu.tick()
+    async with FakeVllm() as replica:
+        source = ReplicaSource(ReplicaKind.STATIC, urls=(replica.base_url,))
+        gw.app.reload(lambda: _with_places_replicas_and_a_failing_rule(gw.app.settings, source))
+        async with asyncio.timeout(15):
+            while not any(row.in_use for row in gw.app.fleets.rows()):
+                await asyncio.sleep(0.01)
+        ask = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+        async with gw.http.post("/v1/chat/completions", json=ask) as answer:
+            assert answer.status == 200
+        gw.app.gpu.tick()
+        return await _served(gw)
+
+
+async def _served(gw: Running) -> str:
     said = [{"role": "user", "content": "hi"}]
     assert await ask(gw, SYSTEM, said) == 200
     said += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
