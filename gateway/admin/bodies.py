@@ -154,3 +154,18 @@ class TaskRaise(BudgetPatch):
     @property
     def unit(self) -> Unit:
         return next(iter(self.limits))
+
+
+class TaskHandover(In):
+    """Who takes it over, and why."""
+
+    to: Name
+    reason: Reason = ""
+
+
+class TaskOutcomeIn(In):
+    """How a run turned out, in the words of a person; a later word replaces an earlier one."""
+
+    success: bool
+    score: Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12, strict=False)] | None = None
+    labels: Labels = Field(default_factory=dict)

@@ -48,6 +48,16 @@ class TaskDesk(Protocol):
 
     async def end(self, task_id: str, reason: str = "") -> Sequence[str]: ...
 
+    async def record_outcome(
+        self,
+        task_id: str,
+        success: bool,
+        score: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        audited: bool = False,
+    ) -> None: ...
+
 
 class MissRow(Protocol):
     """Attempts of a group that read less from a cache than they could have, for one cause."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.admin.bodies import TaskIn, TaskPatch, TaskRaise
+from gateway.admin.bodies import TaskHandover, TaskIn, TaskOutcomeIn, TaskPatch, TaskRaise
 from gateway.admin.budgets import raised
 from gateway.admin.call import Call, Json, Reply, etag_of
 from gateway.admin.problems import Problem, invalid
@@ -20,7 +20,7 @@ from gateway.admin.shown import (
     shown,
     task_out,
 )
-from gateway.core import secrets
+from gateway.core import handover, secrets
 from gateway.core.budget import Budget
 from gateway.core.money import usd_text
 from gateway.core.offices import Once, Right
@@ -30,6 +30,8 @@ from gateway.core.task_facts import TaskRow
 
 STEPS_MAX = 1_000
 TREE_MAX = 200
+#: Attempts that a handover shows.
+LAST_MAX = 10
 _END_OF_TIME_MS = 2**53
 #: What statistics can be grouped by; the last four are of the attempts that most of a task's money went to.
 _GROUPS = ("tenant_id", "team_id", "key_id", "name", "model", "tier", "client", "deployment")
@@ -49,6 +51,19 @@ class StepsOut(Out):
     steps: list[dict[str, Any]]
     misses: list[dict[str, Any]]
     complete: bool
+
+
+class HandoverOut(Out):
+    """Where a task stands, for whoever takes it over. `summary`: sentences for a person; `last`: its latest attempts, the
+    latest first. What was asked and answered is not kept, so it is not in there.
+    """
+
+    to: str
+    task: TaskView
+    summary: list[str]
+    last: list[dict[str, Any]]
+    below: list[TaskOut]
+    changed: list[str]
 
 
 class StatisticsOut(Out):
@@ -247,6 +262,46 @@ async def _change_state(call: Call, how: str) -> Reply:
     return Reply({**task_out(await desk.task_view(task_id)), "changed": list(changed)})
 
 
+async def hand_over_task(call: Call) -> Reply:
+    """Pause it and all below it, and say where it stands; whoever takes it over resumes it.
+
+    The audit trail says who handed it to whom. One that is done is told of as it is.
+    """
+    wanted = TaskHandover.model_validate(call.body)
+    task = await call.registry.find_task(call.path["task_id"])
+    desk = call.deps.tasks(call.admin.actor)
+    reason = f"handed over to {wanted.to}" + (f": {wanted.reason}" if wanted.reason else "")
+    changed = await desk.pause(task.task_id, reason)
+    await call.registry.note(
+        "task.handover", f"task:{task.task_id}", {"to": wanted.to, "reason": wanted.reason}
+    )
+    call.deps.on_change()
+    below = (await call.registry.task_tree(task.task_id))[1 : TREE_MAX + 1]
+    page = await call.registry.entries({"task_id": task.task_id}, None, LAST_MAX)
+    facts = await desk.task_view(task.task_id)
+    return Reply(
+        {
+            "to": wanted.to,
+            "task": task_out(facts),
+            "summary": handover.summary(facts, below, page.rows[0] if page.rows else None),
+            "last": [entry_out(row) for row in page.rows],
+            "below": [shown(TaskOut.of(row)) for row in below],
+            "changed": list(changed),
+        }
+    )
+
+
+async def set_outcome(call: Call) -> Reply:
+    """Say how a run turned out; statistics count it."""
+    said = TaskOutcomeIn.model_validate(call.body)
+    task = await call.registry.find_task(call.path["task_id"])
+    desk = call.deps.tasks(call.admin.actor)
+    await desk.record_outcome(task.task_id, said.success, said.score, said.labels, audited=True)
+    call.deps.on_change()
+    view = task_out(await desk.task_view(task.task_id))
+    return Reply(view, etag=_tag(view))
+
+
 async def get_statistics(call: Call) -> Reply:
     """Of tasks whose outcome was said: what a success costs, how often the first try is one, how far runs differ."""
     by: tuple[str, ...] = call.params.get("group_by", ())
@@ -324,5 +379,7 @@ ROUTES = (
     Route("POST", "/tasks/{task_id}/resume", resume_task, Right.CHANGE_IN_TEAM, "tasks", TaskView, TaskStateIn),
     Route("POST", "/tasks/{task_id}/raise", raise_task, Right.CHANGE_IN_TEAM, "tasks", TaskView, TaskRaise, once=True),
     Route("POST", "/tasks/{task_id}/stop", stop_task, Right.CHANGE_IN_TEAM, "tasks", TaskView, TaskStateIn),
+    Route("POST", "/tasks/{task_id}/handover", hand_over_task, Right.CHANGE_IN_TEAM, "tasks", HandoverOut, TaskHandover),
+    Route("POST", "/tasks/{task_id}/outcome", set_outcome, Right.CHANGE_IN_TEAM, "tasks", TaskView, TaskOutcomeIn),
     Route("GET", "/outcomes", get_statistics, Right.READ, "tasks", params=_STATISTICS),
 )  # fmt: skip

@@ -199,12 +199,22 @@ class Tasks:
         return await self._database.write(partial(self._end, task_id, reason))
 
     async def record_outcome(
-        self, task_id: str, success: bool, score: float | None = None, labels: Mapping[str, str] | None = None
+        self,
+        task_id: str,
+        success: bool,
+        score: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        audited: bool = False,
     ) -> None:
-        """Say how a run turned out; a later word replaces an earlier one. Raises `NotFound`, `InvalidRequest`."""
+        """Say how a run turned out; a later word replaces an earlier one. `audited`: with a row of the audit trail, as a
+        person says it. Raises `NotFound`, `InvalidRequest`.
+        """
         if score is not None and not math.isfinite(score):
             raise InvalidRequest("a score must be a finite number", param="score")
-        await self._database.write(partial(self._outcome, task_id, success, score, dict(labels or {})))
+        await self._database.write(
+            partial(self._outcome, task_id, success, score, dict(labels or {}), audited)
+        )
 
     # --- transactions --------------------------------------------------------------------------------
 
@@ -322,8 +332,13 @@ class Tasks:
         revision, now_ms = yield from audit.record(self._actor, "task.pause", f"task:{task_id}", body)
         yield from budget_rows.announce([("task_paused", f"{task_id}/{state}/{revision}", body)], now_ms)
 
-    def _outcome(self, task_id: str, success: bool, score: float | None, labels: dict[str, str]) -> Tx[None]:
+    def _outcome(
+        self, task_id: str, success: bool, score: float | None, labels: dict[str, str], audited: bool
+    ) -> Tx[None]:
         yield from _known(task_id)
+        if audited:
+            said = {"success": success, "score": score, "labels": labels}
+            yield from audit.record(self._actor, "task.outcome", f"task:{task_id}", said)
         yield Fetch(_OUTCOME, (task_id, success, score, json_text(labels)))
 
     def _view(self, task_id: str, key_id: str) -> Tx[TaskView]:

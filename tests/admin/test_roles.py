@@ -118,6 +118,8 @@ def body(route: Route, at: Side) -> Any:
         "/tasks": {"key_id": at.key_id, "name": "made"},
         "/tasks/{task_id}": {"labels": {"a": "b"}},
         "/tasks/{task_id}/raise": {"limit_usd": "50", "reason": "more"},
+        "/tasks/{task_id}/handover": {"to": "eva"},
+        "/tasks/{task_id}/outcome": {"success": True},
         "/admin_keys": {"name": "made", "role": "viewer"},
     }.get(route.path, {})
 

@@ -78,6 +78,35 @@ async def test_a_task_is_declared_changed_raised_and_stopped(on: Office, tmp_pat
     ]
 
 
+async def test_a_task_is_handed_over_with_what_is_known_of_it(on: Office, tmp_path: Path) -> None:
+    key_id = await key(on)
+    root = await declared(on, key_id, "fix", "9")
+    child = await declared(on, key_id, "look", "3", parent=root["task_id"])
+    await spend(on, tmp_path, [({"task_id": root["task_id"], "key_id": key_id}, 2_000_000_000)])
+    address = f"/tasks/{root['task_id']}"
+    status, found = await on.ask("POST", f"{address}/handover", {"to": "eva", "reason": "it is stuck"})
+    assert (status, found["changed"]) == (200, [root["task_id"], child["task_id"]])
+    request_id = found["last"][0]["request_id"]
+    assert found["summary"] == [
+        f"Task fix ({root['task_id']}) is paused_admin: handed over to eva: it is stuck.",
+        "It took 1 steps in 1 attempts and cost $2 ($6 without any cache).",
+        f"Its last request {request_id}, step 1, went to sonnet (sonnet-main) and ended with stop after 20 output tokens.",
+        f"Of the budget of task:{root['task_id']}, $2 of $9 is spent and $4 left.",
+        "That pays for about 2 more steps as the last ones were.",
+        "Below it: look is paused_admin after 0 steps and $0.",
+    ]
+    assert (found["to"], found["task"]["state"]) == ("eva", "paused_admin")
+    assert [t["name"] for t in found["below"]] == ["look"]
+    status, said = await on.ask("POST", f"{address}/outcome", {"success": True, "score": 0.5})
+    assert (status, said["outcome"]["success"], said["outcome"]["score"]) == (200, True, 0.5)
+    _, trail = await on.ask("GET", f"/audit?subject=task:{root['task_id']}")
+    assert [(e["actor"], e["action"]) for e in trail["data"]][:3] == [
+        ("admin", "task.outcome"),
+        ("admin", "task.handover"),
+        ("admin", "task.pause"),
+    ]
+
+
 async def test_what_runs_by_spend_slope_and_steps(on: Office, tmp_path: Path) -> None:
     key_id = await key(on)
     tasks = {name: (await declared(on, key_id, name, "9"))["task_id"] for name in ("cheap", "dear", "long")}
