@@ -72,7 +72,7 @@ class Call:
         page = await rows(filters, after, self.params.get("limit", PAGE))
         cursor = None if page.after is None else self.cursor(filters, page.after)
         body = {
-            "data": await _shown(page.rows, show),
+            "data": await shown_in_turns(page.rows, show),
             "has_more": cursor is not None,
             "next_cursor": cursor,
         }
@@ -159,7 +159,7 @@ class Call:
             )
 
 
-async def _shown(rows: Sequence[T], show: Callable[[T], Json]) -> list[Json]:
+async def shown_in_turns(rows: Sequence[T], show: Callable[[T], Json]) -> list[Json]:
     """Requests are served by the same thread, and get their turn in between."""
     found: list[Json] = []
     for i in range(0, len(rows), TURN_ROWS):

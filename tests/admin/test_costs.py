@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.call import TURN_ROWS, shown_in_turns
 from gateway.admin.usage import PART_ROWS
 from gateway.core.entry import Kind, Refused
 from gateway.core.explanation import Cause, Explanation, Verdict
@@ -225,6 +227,35 @@ async def test_an_export_of_more_rows_than_are_read_at_once(on: Office) -> None:
     assert [line["key_id"] for line in lines] == [f"k{n:05}" for n in range(count)]
     assert {line["lost_usd"] for line in lines} == {"0.000000003"}
     assert sum(round(float(line["cost_usd"]) * 1e9) for line in lines) == sum(range(count))
+
+
+async def test_others_get_their_turn_while_a_large_export_is_made(it: Office) -> None:
+    """Requests are served by the same thread: no more than fifty rows are written between two of its turns."""
+    rows = 700
+    values = ", ".join(
+        f"({AT_MS // HOUR_MS * HOUR_MS}, 'a', 't', 'k{n}', 'm', 'p', 'd', 'x', 'c')" for n in range(rows)
+    )
+    keys = "hour_ms, tenant_id, team_id, key_id, model, provider, deployment, tier, client"
+    await worlds.run(it.database, f"INSERT INTO usage_hour ({keys}) VALUES {values}")
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    parts = []
+    async with it.http.get(f"/admin/v1/usage?{DAY}&group_by=key&format=jsonl", headers=headers) as answer:
+        async for part, _ in answer.content.iter_chunks():
+            parts.append(part.count(b"\n"))
+    assert (sum(parts), max(parts) <= TURN_ROWS) == (rows, True)
+    rows_between_turns, most = 0, 0
+
+    def show(n: int) -> dict[str, int]:
+        nonlocal rows_between_turns, most
+        rows_between_turns += 1
+        most = max(most, rows_between_turns)
+        return {"n": n}
+
+    listed = asyncio.create_task(shown_in_turns(range(rows), show))
+    while not listed.done():
+        rows_between_turns = 0
+        await asyncio.sleep(0)
+    assert (len(await listed), most) == (rows, TURN_ROWS)
 
 
 async def test_the_format_may_come_by_accept(it: Office, tmp_path: Path) -> None:
