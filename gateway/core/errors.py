@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from gateway.core.dialects import Reading
     from gateway.core.entry import Attempt, Refused
 
 
@@ -197,6 +198,26 @@ class UpstreamLost(UpstreamError):
     """The model provider closed the connection before it answered."""
 
     code, kind = "upstream_lost", "upstream_lost"
+
+
+class UpstreamAborted(UpstreamError):
+    """The model provider broke its answer off and said so, with status 200.
+
+    `reading` is the usage that it reported for what it had done until then.
+    """
+
+    code, kind = "upstream_aborted", "upstream_aborted"
+
+    def __init__(
+        self,
+        message: str = "the model provider broke its answer off",
+        *,
+        upstream_status: int | None = None,
+        upstream_request_id: str | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__(message, upstream_status=upstream_status, upstream_request_id=upstream_request_id)
+        self.reading = reading
 
 
 class UpstreamTimeout(UpstreamError):

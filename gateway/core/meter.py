@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.catalog import Operation
-from gateway.core.dialects import EventFacts, Reading, event_reader, read_usage
+from gateway.core.dialects import ABORT, EventFacts, Reading, aborted, event_reader, read_usage
 from gateway.core.dialects.anthropic_messages import merge_usage
 from gateway.core.dialects.splice import insert_cost
 from gateway.core.errors import GatewayError
@@ -43,6 +43,9 @@ class StreamMeter:
         self.response_id = ""
         self.model = ""
         self.complete = False
+        self.aborted = (
+            False  # the server has broken it off: neither its word of that nor what follows is forwarded
+        )
         self.error: GatewayError | None = None
         self.events = 0
         self.output_events = 0
@@ -82,7 +85,8 @@ class StreamMeter:
         name, data = event_data(self._splitter.rest())
         if data == b"[DONE]" and self._operation is Operation.CHAT:
             self.complete = True
-            return b"data: [DONE]\n\n"
+            self.aborted = self.aborted or self._unfinished()
+            return b"" if self.aborted else b"data: [DONE]\n\n"
         facts = self._read_event(name, data) if data else None
         if facts is not None and facts.usage is not None:
             self._take_usage(facts)
@@ -108,6 +112,9 @@ class StreamMeter:
         self.response_id = self.response_id or facts.response_id
         self.model = self.model or facts.model
         self.error = self.error or facts.error
+        if self.finish == ABORT or (facts.terminal and not self.finish and self._unfinished()):
+            self.aborted = True
+            return b""
         if self._hide_usage and facts.usage_only:
             return b""
         return self._priced(event, data) if facts.priced else event
@@ -122,6 +129,13 @@ class StreamMeter:
         self._told = self._told or facts.priced
         self._service_tier = facts.service_tier or self._service_tier
         self.reading = read_usage(self._operation, usage, self._service_tier)
+
+    def _unfinished(self) -> bool:
+        """At its end: no reason for it was given, and there must be one."""
+        if self.error is not None or (self._operation.anthropic and not self._told):
+            return False
+        silent = self._operation is Operation.CHAT and not self.first_output
+        return aborted(self._operation, self.finish, silent=silent)
 
     def _valid(self) -> bool:
         return self.reading is not None and not self.reading.problem

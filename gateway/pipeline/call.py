@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from gateway.core import dialects, health, prices
 from gateway.core.catalog import Deployment, OnDisconnect, Operation
-from gateway.core.dialects import AnswerFacts, Reading
+from gateway.core.dialects import ABORT, AnswerFacts, Reading
 from gateway.core.dialects.caps import cap_edits
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import (
     GatewayError,
+    UpstreamAborted,
     UpstreamAuthFailed,
     UpstreamError,
     UpstreamLost,
@@ -119,10 +120,13 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
         if x.replica is not None:
             replicas.failed(x, x.replica, error)
         status = error.upstream_status or (answer.status if answer is not None else 0)
-        ending = _ending(
-            world, sent_s, status, "error", error.kind, error.upstream_request_id or "", error.message
-        )
-        outcome = settle.failed(hold.row, hold.amount_nano_usd, error, ending)
+        finish = ABORT if isinstance(error, UpstreamAborted) else "error"
+        request_id = error.upstream_request_id or ""
+        ending = _ending(world, sent_s, status, finish, error.kind, request_id, error.message)
+        if isinstance(error, UpstreamAborted):
+            outcome = settle.aborted(hold.row, hold.amount_nano_usd, error, x.received_ms, ending)
+        else:
+            outcome = settle.failed(hold.row, hold.amount_nano_usd, error, ending)
         x.charged_nano_usd += outcome.cost_nano_usd
         settle.post(world, x, attempt, outcome)
         if not x.avoided or not replicas.another(world, x, deployment, error):
@@ -166,6 +170,10 @@ async def _whole(world: World, x: Exchange, o: Opened) -> None:
         raise UpstreamMalformed(
             "the model provider answered a stream request without a stream", retryable=False
         )
+    if dialects.aborted(x.operation, facts.finish):
+        raise UpstreamAborted(
+            upstream_status=o.answer.status, upstream_request_id=facts.response_id, reading=facts.reading
+        )
     await o.answer.close()
     o.outcome = whole_outcome(world, x, o, facts)
     settle.post(world, x, o.attempt, o.outcome)
@@ -206,10 +214,19 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
     first: list[bytes] = []
     async for data in o.chunks:
         first.append(meter.feed(data))
-        if meter.error is not None and meter.events == 1:
+        said = meter.first_output or meter.finish or meter.complete
+        if meter.error is not None and (meter.events == 1 or (x.replica is not None and not said)):
             raise _said(meter.error)
-        if meter.events:  # an error further on goes to the client: what came before it may be billed
+        # An error further on goes to the client: what came before it may be billed. One's own servers send no bill,
+        # and begin every answer with an event that says nothing.
+        if meter.events and (said or x.replica is None):
             break
+    if meter.aborted:
+        async for data in o.chunks:  # its usage and its end follow at once
+            meter.feed(data)
+        raise UpstreamAborted(
+            upstream_status=o.answer.status, upstream_request_id=meter.response_id, reading=meter.reading
+        )
     if not meter.events:
         raise UpstreamLost(
             "the model provider's stream ended before its first event", upstream_status=o.answer.status

@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator
 
 from gateway.core import meter as meters
 from gateway.core.catalog import OnDisconnect
+from gateway.core.dialects import ABORT
 from gateway.core.entry import Outcome
-from gateway.core.errors import UpstreamError, UpstreamLost, provider_request_id
+from gateway.core.errors import UpstreamAborted, UpstreamError, UpstreamLost, provider_request_id
 from gateway.core.meter import StreamMeter
 from gateway.core.usage import Quality
 from gateway.pipeline import admit, bound, settle
@@ -45,6 +46,8 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
         tail = meter.end()
         if tail:
             yield tail
+        if meter.aborted:
+            raise UpstreamAborted()
         if not meter.complete and meter.error is None:
             raise UpstreamLost("the model provider cut the stream in the middle of its answer")
         if meter.error is not None:
@@ -52,7 +55,7 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
         gone = False
     except UpstreamError as e:
         gone = False
-        finish, error = "upstream_cut", e.kind
+        finish, error = ABORT if meter.aborted else "upstream_cut", e.kind
         kind = "api_error" if x.operation.anthropic else "server_error"
         yield meters.error_event(x.operation, e.code, kind, e.message)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gateway.core.catalog import Deployment
+from gateway.core.dialects import ABORT
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import UpstreamAuthFailed, UpstreamError, UpstreamOverloaded, UpstreamUnreachable
 from gateway.core.identity import TaskSource
@@ -22,7 +23,6 @@ from gateway.pipeline.exchange import Exchange, OnReplica, World
 _NO_PROMPT = Ask()
 #: How an attempt ends that says nothing of its replica: our credential, our fault, or a request that nobody would serve.
 _NOT_ITS_FAULT = frozenset({"client_gone", "upstream_refused", "upstream_auth", "internal"})
-ABORT = "abort"
 
 
 def choose(world: World, x: Exchange, deployment: Deployment, attempt: Attempt) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from gateway.core import bounds, prices
 from gateway.core.dialects import Reading
 from gateway.core.entry import Attempt, Kind, Outcome
-from gateway.core.errors import UpstreamError
+from gateway.core.errors import UpstreamAborted, UpstreamError
 from gateway.core.prices import PriceRow
 from gateway.core.usage import Quality, Usage
 from gateway.pipeline import bound, breakers, replicas, runs
@@ -68,6 +68,19 @@ def at_bound(row: PriceRow | None, hold_nano_usd: int, ending: Ending) -> Outcom
         "",
         ending.note or "the answer was lost after the request was sent; charged at the bound",
     )
+
+
+def aborted(
+    row: PriceRow | None, hold_nano_usd: int, error: UpstreamAborted, at_ms: int, ending: Ending
+) -> Outcome:
+    """An attempt whose server broke it off before the client saw any of it: what the server says that it did.
+
+    A server of one's own that had made no token has done nothing to pay for.
+    """
+    reading = error.reading
+    if reading is None or reading.problem or (error.billed is False and not reading.usage.output):
+        return failed(row, hold_nano_usd, error, ending)
+    return priced(row, reading, at_ms, ending, service_tier="", quality=Quality.EXACT)
 
 
 def failed(row: PriceRow | None, hold_nano_usd: int, error: UpstreamError, ending: Ending) -> Outcome:

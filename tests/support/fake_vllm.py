@@ -89,6 +89,7 @@ class FakeVllm:
         self.seen: list[Seen] = []
         self.started_s = 0.0
         self.draining = False
+        self.comments = 0
         self._numbers = itertools.count(1)
         self._runner: web.AppRunner | None = None
         self._begin_life()
@@ -253,6 +254,15 @@ class FakeVllm:
     def number(self) -> int:
         return next(self._numbers)
 
+    def wrote(self, piece: bytes) -> None:
+        if piece == say.KEEP_ALIVE:
+            self.comments += 1
+            self.engine.tell()
+
+    async def commented(self, times: int) -> None:
+        """Returns when so many comments were sent in streams where nothing else came."""
+        await self.engine.when(lambda: self.comments >= times)
+
 
 class _Asked:
     """One request for text, from its checks to its line on the bill."""
@@ -319,6 +329,7 @@ class _Asked:
         async with aclosing(events):
             async for piece in _kept_alive(events, self._server.options.keep_alive_s):
                 await response.write(piece)
+                self._server.wrote(piece)
         await response.write_eof()
         return response
 

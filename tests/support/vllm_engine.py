@@ -12,7 +12,7 @@ import heapq
 import itertools
 import json
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,6 +183,9 @@ class Engine:
             enough = self.held >= held and self.waiting >= waiting
             return enough and (in_flight is None or self.in_flight == in_flight)
 
+        await self.when(reached)
+
+    async def when(self, reached: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
             while not reached():
                 await self._moved.wait()
@@ -244,7 +247,7 @@ class Engine:
         if self.running >= self._seqs_max:
             place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (priority, next(self._order), place))
-            self._tell()
+            self.tell()
             try:
                 await place
             except BaseException:
@@ -255,12 +258,12 @@ class Engine:
                 raise
         else:
             self.running += 1
-            self._tell()
+            self.tell()
         try:
             yield
         finally:
             self._pass_on()
-            self._tell()
+            self.tell()
 
     def _pass_on(self) -> None:
         """Our place goes to the next one who waits, or is free."""
@@ -277,7 +280,7 @@ class Engine:
         go = self._go
         self.held += 1
         try:
-            self._tell()
+            self.tell()
             await go.wait()
         finally:
             self.held -= 1
@@ -298,6 +301,7 @@ class Engine:
         if self._ended.is_set():
             raise Aborted
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Something has changed: whoever waits for that looks again."""
         self._moved.set()
         self._moved = asyncio.Event()

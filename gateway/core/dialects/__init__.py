@@ -10,19 +10,21 @@ from functools import partial
 
 from gateway.core.catalog import Operation
 from gateway.core.dialects import anthropic_messages, embeddings, openai_chat, openai_responses
-from gateway.core.dialects.answers import AnswerFacts, EventFacts, Reading
+from gateway.core.dialects.answers import ABORT, AnswerFacts, EventFacts, Reading, aborted
 from gateway.core.dialects.facts import Edits, Facts, Segment
 from gateway.core.dialects.known import KnownBodies
 from gateway.core.dialects.other_usage import read_bedrock_usage, read_gemini_usage
 from gateway.core.dialects.splice import insert_cost, render
 
 __all__ = [
+    "ABORT",
     "AnswerFacts",
     "Edits",
     "EventFacts",
     "Facts",
     "Reading",
     "Segment",
+    "aborted",
     "event_reader",
     "read",
     "read_answer",

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.catalog import Operation
 from gateway.core.errors import (
     GatewayError,
     UpstreamError,
@@ -57,6 +58,20 @@ class EventFacts(msgspec.Struct, frozen=True):
     model: str = ""
     service_tier: str = ""
     error: GatewayError | None = None
+
+
+ABORT = "abort"
+
+
+def aborted(operation: Operation, finish: str, *, silent: bool = False) -> bool:
+    """Whether a whole answer with that finish reason was broken off by its server, though its status was 200.
+
+    vLLM 0.32 does that to what runs when it is told to stop (observed 2026-11): reason "abort" at chat, none at all
+    at messages, whose other answers always have one, and none in a chat stream that is `silent`: no token had come.
+    """
+    if finish:
+        return finish == ABORT
+    return operation is Operation.MESSAGES or silent
 
 
 def text_of(value: object) -> str:

@@ -310,6 +310,10 @@ _COMMON = frozenset(
 )
 
 
+#: None of them costs anything of its own but the first; the last two are vLLM's.
+_COMMON_DETAILS = frozenset({"cached_tokens", "audio_tokens", "created_cache_tokens", "multimodal_tokens"})
+
+
 def _common_usage(usage: Mapping[str, Any], service_tier: str) -> Reading | None:
     """OpenAI's own shape without cache writes, which is most of the traffic, read the short way.
 
@@ -321,7 +325,7 @@ def _common_usage(usage: Mapping[str, Any], service_tier: str) -> Reading | None
     read = reasoning = 0
     details = usage.get("prompt_tokens_details")
     if details is not None:
-        if type(details) is not dict or details.keys() - {"cached_tokens", "audio_tokens"}:
+        if type(details) is not dict or details.keys() - _COMMON_DETAILS:
             return None
         read = details.get("cached_tokens") or 0
     details = usage.get("completion_tokens_details")
