@@ -56,7 +56,8 @@ def _with_places_replicas_and_a_failing_rule(settings: Settings, source: Replica
         dataclasses.replace(d, concurrent=4, serving=gpu) for d in settings.catalog.deployments
     )
     own = Provider("gpu", Wire.OPENAI, "", "")
-    small = Deployment("gpu/small", own, "small", "small", "", replicas=source)
+    price = deployments[0].price
+    small = Deployment("gpu/small", own, "small", "small", price, priority=9, replicas=source)
     rules = RuleSet.compile([RuleText("fails", "request.labels.none == 'x'", Tier.FAST)], Tier.STANDARD)
     catalog = Catalog.of((*deployments, small), settings.catalog.default_tier)
     providers = {**settings.providers, "gpu": own}
@@ -84,8 +85,9 @@ async def served(gw: Running) -> str:
             while not any(row.in_use for row in gw.app.fleets.rows()):
                 await asyncio.sleep(0.01)
         ask = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
-        async with gw.http.post("/v1/chat/completions", json=ask) as answer:
-            assert answer.status == 200
+        run = {"x-task-id": "run"}
+        async with gw.http.post("/v1/chat/completions", json=ask, headers=run) as answer:
+            assert answer.status == 200, await answer.text()
         gw.app.gpu.tick()
         return await _served(gw)
 
