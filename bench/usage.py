@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -78,6 +79,7 @@ class Found:
     bytes: int
     filled_s: float
     teams_times_hours: int
+    load: float  # of the machine at the end, by the last minute
     measured: tuple[Measured, ...]
     plan: str
 
@@ -327,7 +329,7 @@ async def measure(url: str, entries: int, filled_s: float) -> Found:
         await connection.close()
         await database.close()
     hours = (MONTH[1] - MONTH[0]) // HOUR_MS
-    return Found(entries, counts, size, filled_s, teams * hours, tuple(measured), plan)
+    return Found(entries, counts, size, filled_s, teams * hours, os.getloadavg()[0], tuple(measured), plan)
 
 
 async def _told(database: Database, question: Question) -> tuple[float, int]:
@@ -386,6 +388,7 @@ def report(found: Found) -> str:
 {datetime.now(UTC):%Y-%m-%d}, {description()}, Postgres as shipped but for `fsync` (its data is thrown away). {found.entries:,}
 entries of a year, {TEAMS} teams, {KEYS:,} keys, {STEPS} calls a task: {found.bytes / 1e9:.1f} GB, made in {found.filled_s:,.0f} s; rows of
 sums: {sums}. October 2025, the middle of {REPEATS} runs. Both ways give the same sums to the nano-dollar.
+Load average at the end: {found.load:.1f}. Times are those of a machine as busy as that; rows and buffers are not.
 
 The promise: a month by team and day reads at most teams x hours rows, {found.teams_times_hours:,} here, however many entries
 there are. Entries are read by month already, for each has a partition of its own.
