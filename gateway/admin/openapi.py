@@ -55,6 +55,7 @@ def document(routes: tuple[Route, ...], version: str) -> Json:
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.address, {})[route.method.lower()] = _operation(route, schemas)
+    _link(routes, paths)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -81,6 +82,25 @@ def document(routes: tuple[Route, ...], version: str) -> Json:
             },
         },
     }
+
+
+def _link(routes: tuple[Route, ...], paths: Json) -> None:
+    """From what makes a thing to what reads, changes and deletes it: its id in the reply is the one in their path."""
+    for made in routes:
+        if made.method != "POST" or made.reply is None or _PATH_PARAM.search(made.path):
+            continue
+        links = {}
+        for other in routes:
+            names = _PATH_PARAM.findall(other.path)
+            below = other.under == made.under and other.path.startswith(f"{made.path}/{{")
+            if below and len(names) == 1 and names[0] in made.reply.model_fields:
+                name = paths[other.address][other.method.lower()]["operationId"]
+                links[name] = {
+                    "operationId": name,
+                    "parameters": {names[0]: f"$response.body#/{names[0]}"},
+                }
+        if links:
+            paths[made.address]["post"]["responses"][str(made.status)]["links"] = links
 
 
 def _operation(route: Route, schemas: dict[str, Any]) -> Json:

@@ -161,11 +161,9 @@ async def create_price(call: Call) -> Reply:
     wanted = PriceIn.model_validate(call.body)
     _refuse_unknown(call, wanted.price, "price")
 
-    async def one(registry: Any) -> OwnPriceRow:
-        made: OwnPriceRow = (await registry.add_prices([wanted.wanted()], one=True))[0]
-        return made
-
-    return await call.change(one, lambda made: _own(call, made), status=201)
+    return await call.change(
+        lambda it: it.add_price(wanted.wanted()), lambda made: _own(call, made), status=201
+    )
 
 
 async def create_prices(call: Call) -> Reply:
@@ -174,7 +172,7 @@ async def create_prices(call: Call) -> Reply:
     for n, row in enumerate(wanted):
         _refuse_unknown(call, row.price, f"prices.{n}.price")
     return await call.change(
-        lambda it: it.add_prices([row.wanted() for row in wanted], one=False),
+        lambda it: it.add_prices([row.wanted() for row in wanted]),
         lambda made: {"data": [_own(call, price) for price in made]},
         status=201,
     )

@@ -174,8 +174,12 @@ class Registry(Protocol):
 
     async def own_price(self, price_id: str) -> OwnPriceRow: ...
 
-    async def add_prices(self, wanted: Sequence[Mapping[str, Any]], *, one: bool) -> Sequence[OwnPriceRow]:
-        """`price`, `valid_from_ms` (None = now), `valid_to_ms` and `body` of each; all or nothing."""
+    async def add_price(self, wanted: Mapping[str, Any]) -> OwnPriceRow:
+        """`price`, `valid_from_ms` (None = now), `valid_to_ms` and `body`."""
+        ...
+
+    async def add_prices(self, wanted: Sequence[Mapping[str, Any]]) -> Sequence[OwnPriceRow]:
+        """As `add_price` for each, all or nothing."""
         ...
 
     async def change_price(self, price_id: str, change: Callable[[Any, int], Any]) -> OwnPriceRow:

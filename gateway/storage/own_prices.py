@@ -77,21 +77,19 @@ def own_price(price_id: str) -> Tx[OwnPrice]:
     return _price_of(rows[0])
 
 
-def add(actor: str, wanted: Sequence[Mapping[str, Any]], one: bool) -> Tx[list[OwnPrice]]:
-    """`wanted`: `price`, `valid_from_ms` (None = now), `valid_to_ms` and `body` of each; all or nothing. `InvalidRequest`
-    names the place of the one that cannot be, unless there is only `one`.
-    """
+def add(actor: str, wanted: Sequence[Mapping[str, Any]]) -> Tx[list[OwnPrice]]:
+    """As `add_one` for each; all or nothing. `InvalidRequest` names the place of the one that cannot be."""
     made = []
     for n, fields in enumerate(wanted):
         try:
-            made.append((yield from _add(actor, fields)))
+            made.append((yield from add_one(actor, fields)))
         except InvalidRequest as error:
-            param = error.param if one else f"prices.{n}.{error.param}"
-            raise InvalidRequest(error.message, param=param) from None
+            raise InvalidRequest(error.message, param=f"prices.{n}.{error.param}") from None
     return made
 
 
-def _add(actor: str, fields: Mapping[str, Any]) -> Tx[OwnPrice]:
+def add_one(actor: str, fields: Mapping[str, Any]) -> Tx[OwnPrice]:
+    """`price`, `valid_from_ms` (None = now), `valid_to_ms` and `body`."""
     now_ms: int = (yield Fetch(_NOW))[0][0]
     from_ms = _from(fields["valid_from_ms"], now_ms)
     new = OwnPrice(
@@ -140,8 +138,11 @@ def drop(actor: str, price_id: str, expect: Callable[[OwnPrice], None]) -> Tx[Ow
         return found
     revision, _ = yield from audit.record(actor, "price.delete", f"price:{price_id}", {"price": found.price})
     if found.valid_from_ms < now_ms:
-        yield Fetch(_END, (price_id, now_ms, revision))
-        return replace(found, valid_to_ms=now_ms)
+        # One that a later row has ended stays ended there.
+        later = [o.valid_from_ms for o in map(_price_of, (yield Fetch(_OF_PRICE, (found.price,))))]
+        end_ms = min([now_ms, *(start for start in later if start > found.valid_from_ms)])
+        yield Fetch(_END, (price_id, end_ms, revision))
+        return replace(found, valid_to_ms=end_ms)
     yield Fetch(_WITHDRAW, (price_id, now_ms, revision))
     return replace(found, withdrawn_at_ms=now_ms)
 
@@ -205,7 +206,10 @@ class OwnPrices:
     def use(self, base: PriceBook) -> None:
         """Another book of the configuration."""
         self._base = base
-        self.book = overlaid(base, self._rows.values())
+        try:
+            self.book = overlaid(base, self._rows.values())
+        except PriceError as e:  # somebody wrote into the table by hand
+            _log.error("prices stay as they were: %s", e)
 
     def wake(self) -> None:
         self._woken.set()

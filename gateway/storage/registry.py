@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from gateway.core.budget import Budget
+from gateway.core.budget import Budget, OnExceed
 from gateway.core.errors import InvalidRequest
 from gateway.core.identity import KeyRecord
 from gateway.core.offices import (
@@ -70,8 +70,10 @@ class Registry:
         pepper: bytes,
         once: Once | None = None,
         task_limit_nano_usd: int | None = None,
+        task_on_exceed: OnExceed = OnExceed.ERROR,
     ) -> None:
         self._task_limit = task_limit_nano_usd
+        self._task_on_exceed = task_on_exceed
         self._database = database
         self._actor = admin.actor
         self._reach = admin.reach
@@ -227,9 +229,13 @@ class Registry:
     async def own_price(self, price_id: str) -> OwnPrice:
         return await self._read(partial(own_prices.own_price, price_id))
 
-    async def add_prices(self, wanted: Sequence[Mapping[str, Any]], *, one: bool) -> Sequence[OwnPrice]:
-        """`price`, `valid_from_ms` (None = now), `valid_to_ms` and `body` of each; all or nothing."""
-        return await self._write(partial(own_prices.add, self._actor, wanted, one))
+    async def add_price(self, wanted: Mapping[str, Any]) -> OwnPrice:
+        """`price`, `valid_from_ms` (None = now), `valid_to_ms` and `body`."""
+        return await self._write(partial(own_prices.add_one, self._actor, wanted))
+
+    async def add_prices(self, wanted: Sequence[Mapping[str, Any]]) -> Sequence[OwnPrice]:
+        """As `add_price` for each, all or nothing."""
+        return await self._write(partial(own_prices.add, self._actor, wanted))
 
     async def change_price(self, price_id: str, change: Callable[[OwnPrice, int], OwnPrice]) -> OwnPrice:
         return await self._write(partial(own_prices.change, self._actor, price_id, change))
@@ -293,6 +299,7 @@ class Registry:
             actor=self._actor,
             pepper=self._pepper,
             task_limit_nano_usd=self._task_limit,
+            task_on_exceed=self._task_on_exceed,
             secret_bytes=self._secret(),
         )
 

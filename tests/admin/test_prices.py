@@ -27,7 +27,9 @@ async def listed(it: Office, at: str = "") -> list[tuple[str, str, str | None]]:
 
 async def test_a_price_is_stated_and_what_it_goes_before_holds_around_it(on: Office) -> None:
     wanted = {"price": "acme/large", "rates": RATES, **LATER, "source": "contract 7"}
-    status, made, told = await on.told("POST", "/prices", wanted)
+    once = {"Idempotency-Key": "contract"}
+    status, made, told = await on.told("POST", "/prices", wanted, headers=once)
+    assert (await on.told("POST", "/prices", wanted, headers=once))[:2] == (201, made), "once"
     assert (status, made["origin"], made["usd_per_mtok"]["output"]) == (201, "api", "8.5")
     assert (made["valid_from"], made["valid_to"]) == ("2099-01-01T00:00:00.000Z", "2099-02-01T00:00:00.000Z")
     assert (made["deployments"], made["source"]) == (["large-eu"], "contract 7")
@@ -84,6 +86,24 @@ async def test_what_was_charged_stays_charged(on: Office) -> None:
         ("api", "2"),
         ("api", "1"),
         ("release", "3"),
+    ]
+
+
+async def test_a_row_that_a_later_one_has_ended_stays_ended_there(on: Office) -> None:
+    first, second = [
+        (
+            await on.ask(
+                "POST", "/prices", {"price": "acme/large", "rates": {**RATES, "input_usd_per_mtok": usd}}
+            )
+        )[1]
+        for usd in ("1", "2")
+    ]
+    status, ended = await on.ask("DELETE", f"/prices/{first['price_id']}")
+    assert (status, ended["valid_to"]) == (200, second["valid_from"])
+    assert [(origin, usd) for origin, usd, _ in await listed(on)] == [
+        ("release", "3"),
+        ("api", "1"),
+        ("api", "2"),
     ]
 
 
