@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench bench-replay bench-usage dashboards faults simulate crash herd refusals test-vllm fmt types lock prices clean
+.PHONY: help run test check demo bench bench-replay bench-usage dashboards faults simulate crash herd fuzz-admin refusals test-vllm fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
