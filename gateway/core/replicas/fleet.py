@@ -5,8 +5,11 @@ chunk has not come. Warm are the replicas that hold at least `warm_ratio` of the
 least backlog, what this prompt adds included, is picked. If the least backlog among the warm exceeds the least among
 the cold by more than tau, all are candidates for this one request. A new thread has little to lose and may go anywhere.
 
+A prompt that computes its beginning anew also costs those after it: their turn comes later, and what it displaces they
+compute anew. So that work weighs more than its own wait where everybody waits, and where the cache is full.
+
 What has been sent but not yet computed counts as load, never as a hit: of fifty prompts with one beginning that come in
-one instant, none finds it cached, so they spread.
+one instant, none finds it cached, so they spread. Only that second loss, for all, looks at what will be there by then.
 
 No clock, no chance, no IO of its own: times are seconds of one monotonic clock, and `chance` is in [0, 1).
 """
@@ -43,6 +46,10 @@ _TEMPLATE_TOKENS_MAX = 16_384
 _MEAN_RATE = 0.05
 #: What a handicap of 1 counts as where load is requests in flight.
 _HANDICAP_REQUESTS = 64
+#: Beside the wait for what this prompt computes anew, the same work counts as a loss for all: a little where it fits,
+#: more where it displaces what others will then compute anew, and the more the longer everybody waits (by _SATURATION
+#: when the least busy replica is tau behind). Weights were chosen with bench/gpu_routing.py.
+_FORESIGHT, _SATURATION, _SATURATION_MAX = 0.5, 16.0, 16.0
 _THREAD_BYTES = 420
 _SESSION_BYTES = 200
 
@@ -140,14 +147,25 @@ class Fleet:
         share = self._policy.block_bytes / max(1, ask.chain.chars)
         per_block, warm_from = prompt_tokens * share, self._policy.warm_ratio / share
         decode_bound = self._policy.decode_bound
+        loads = [
+            (*self._load(r, now_s), r)
+            for r in self._members.values()
+            if r.usable(now_s) and r.address not in avoid
+        ]
+        if not loads:
+            return self._last_resort(ask, past, prompt_tokens, now_s, avoid)
+        saturation = min(_SATURATION_MAX, _SATURATION * min(load for load, _, _ in loads) / max(1, self._tau))
         best: list[_Choice | None] = [None, None]  # of the cold, of the warm
         least = [float("inf"), float("inf")]
-        for replica in self._members.values():
-            if not replica.usable(now_s) or replica.address in avoid:
-                continue
+        for load, active, replica in loads:
             blocks = self._matched(replica, links, past)
-            load, active = self._load(replica, now_s)
-            score = active if decode_bound else load + prompt_tokens - blocks * per_block
+            if decode_bound:
+                score = active
+            else:
+                weight = _FORESIGHT + saturation + _FORESIGHT * replica.index.under_pressure
+                later = replica.expected.match(links) if replica.prefilling else blocks
+                score = load + prompt_tokens - blocks * per_block
+                score += weight * (prompt_tokens - max(blocks, later) * per_block)
             warm = blocks > 0 and blocks >= warm_from
             if load < least[warm]:
                 least[warm] = load
@@ -157,8 +175,6 @@ class Fleet:
                 best[warm] = (rank, blocks, replica)
         cold, warmest = best
         saturated = least[True] - least[False] > self._tau
-        if cold is None and warmest is None:
-            return self._last_resort(ask, past, prompt_tokens, now_s, avoid)
         if warmest is None or cold is None:
             choice, why = (warmest, Why.WARM) if warmest is not None else (cold, Why.LEAST_LOADED)
         elif chance < self._policy.exploration:
@@ -221,6 +237,7 @@ class Fleet:
         past = self._estimates.before(ask)
         attempt = _Attempt(replica, ask, pick, past, replica.index.used_at(ask.chain.links), now_s)
         self._attempts[attempt_id] = attempt
+        replica.expected.add(ask.chain.links)
         replica.active += 1
         replica.prefilling += 1
         replica.backlog += pick.uncached_tokens
@@ -252,6 +269,8 @@ class Fleet:
         if attempt.prefilling:
             self._release(attempt)
         replica.active -= 1
+        if not computed and end.kind is not EndKind.OK:
+            replica.expected.drop(attempt.ask.chain.links, attempt.pick.matched_blocks)
         if end.kind is EndKind.FAILED or end.kind is EndKind.ABORTED:
             replica.failed(attempt.sent_s, now_s, aborted=end.kind is EndKind.ABORTED)
             return
@@ -310,7 +329,7 @@ class Fleet:
             replica.forget()
             return
         doubted = replica.missed(ask.thread)
-        replica.index.drop(ask.chain.links, cached * ask.prompt_chars // (max(1, tokens) * block_chars))
+        replica.index.drop(ask.chain.links, cached * ask.prompt_chars // (tokens * block_chars))
         if doubted:
             replica.index.drop_older(attempt.older_than)
 
@@ -382,7 +401,7 @@ class Fleet:
     @property
     def size_bytes(self) -> int:
         """Of all indexes and memories, about."""
-        indexes = sum(r.index.size_bytes for r in (*self._members.values(), *self._gone.values()))
+        indexes = sum(r.index_bytes for r in (*self._members.values(), *self._gone.values()))
         return indexes + len(self._estimates.threads) * _THREAD_BYTES + len(self._sessions) * _SESSION_BYTES
 
     @property

@@ -46,6 +46,11 @@ class PrefixIndex:
         return self._capacity
 
     @property
+    def under_pressure(self) -> bool:
+        """What comes displaces something, or soon will."""
+        return self.blocks * 10 >= self._capacity * 9
+
+    @property
     def size_bytes(self) -> int:
         return self.blocks * 8 + len(self._order) * NODE_BYTES
 

@@ -17,7 +17,10 @@ class Replica:
     def __init__(self, address: str, policy: FleetPolicy, returning_from_s: float | None) -> None:
         self.address = address
         self._policy = policy
-        self.index = PrefixIndex(self._blocks(policy.default_capacity_tokens, 4.0))
+        capacity = self._blocks(policy.default_capacity_tokens, 4.0)
+        self.index = PrefixIndex(capacity)
+        #: what it will hold when all that was sent to it has been computed
+        self.expected = PrefixIndex(capacity)
         self.active = self.prefilling = self.backlog = 0
         self.peer_active = self.peer_backlog = 0
         self.sessions = 0
@@ -50,6 +53,10 @@ class Replica:
     def _blocks(self, tokens: int, chars_per_token: float) -> int:
         blocks = int(tokens * chars_per_token) // self._policy.block_bytes
         return max(1, min(self._policy.index_blocks_max, blocks))
+
+    @property
+    def index_bytes(self) -> int:
+        return self.index.size_bytes + self.expected.size_bytes
 
     # --- load --------------------------------------------------------------------------------------------
 
@@ -90,7 +97,7 @@ class Replica:
         """An attempt that was sent at `sent_s` failed. Those that fail together count once."""
         self._aborts += aborted
         self.suspect = True
-        if sent_s < self._failed_s:
+        if sent_s <= self._failed_s:
             return
         self._failures += 1
         self._failed_s = now_s
@@ -109,7 +116,7 @@ class Replica:
         self.plain = False
 
     def answered(self, sent_s: float, now_s: float) -> None:
-        if sent_s >= self._failed_s:
+        if sent_s > self._failed_s:
             self._failures = 0
             self._reached(now_s)
 
@@ -151,9 +158,9 @@ class Replica:
         self._foreign_waiting = max(0, (seen.waiting or 0) - self.prefilling)
         self._scrape, self._scraped_s = seen, now_s
         self.plain = not self._foreign and not seen.waiting and not self.handicap(now_s)
-        self.index.resize(
-            self._blocks(seen.kv_cache_size_tokens or self._policy.default_capacity_tokens, chars_per_token)
-        )
+        tokens = seen.kv_cache_size_tokens or self._policy.default_capacity_tokens
+        for index in (self.index, self.expected):
+            index.resize(self._blocks(tokens, chars_per_token))
         return restarted
 
     def _is_another(self, before: Scrape, seen: Scrape) -> bool:
@@ -175,6 +182,7 @@ class Replica:
     def forget(self) -> None:
         """Its cache is empty."""
         self.index.clear()
+        self.expected.clear()
         self.suspect = False
         self._misses = 0
 
@@ -230,7 +238,7 @@ class Replica:
             predictions_close=self.predictions_close,
             index_blocks=self.index.blocks,
             index_capacity_blocks=self.index.capacity,
-            index_bytes=self.index.size_bytes,
+            index_bytes=self.index_bytes,
             failures=self._failures,
             aborts=self._aborts,
             refusals=self._refusals,
