@@ -7,7 +7,6 @@ listening, drain requests, drain their settlements, close the stores.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import sys
@@ -26,6 +25,7 @@ from gateway.core.breakers import Watch
 from gateway.core.entry import Attempt, Outcome, Refused
 from gateway.core.errors import is_refusal
 from gateway.core.ids import new_id
+from gateway.edge.artifacts import own_or_shared
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.fleets import keep_fleets
 from gateway.gauges import add_gauges, add_ledger_gauges
@@ -214,7 +214,12 @@ class App:
             groups, http, secrets_by_name, catalog, self.clock, self.metrics, self.jobs, stack
         )
         await self._start_jobs(secrets_by_name)
-        await self._start_telemetry()
+        if settings.telemetry.traces_url or settings.telemetry.metrics_url:
+            from gateway.traces import send
+
+            self._traces, self._genai = send(
+                settings.telemetry, self._replica_id, self.metrics, self.clock.now_ms, self.jobs, stack
+            )
         world = self._world(keys, upstream, pepper, *await self._shared())
         add_gauges(self.metrics, world)
         add_ledger_gauges(self.metrics, self.ledger)
@@ -227,24 +232,6 @@ class App:
         await self._start_admin(world, pepper)
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
-
-    async def _start_telemetry(self) -> None:
-        telemetry, stack = self.settings.telemetry, self._stack
-        if telemetry.traces_url:
-            from gateway.traces import Traces, tracing_to
-
-            tracing = tracing_to(telemetry, self._replica_id)
-            tracing.start()
-            stack.push_async_callback(asyncio.to_thread, tracing.close)
-            self._traces = Traces(tracing, self.clock.now_ms)
-        if telemetry.metrics_url:
-            from gateway.telemetry.genai import GenAiMetrics
-            from gateway.traces import metrics_to
-
-            self._genai = GenAiMetrics()
-            export = metrics_to(telemetry, self._replica_id, self.metrics, self._genai)
-            self.jobs.watch(export.run(), "metrics export")
-            stack.push_async_callback(export.close)
 
     async def _start_jobs(self, credentials: dict[str, str]) -> None:
         settings = self.settings
@@ -334,6 +321,7 @@ class App:
             health=self.health,
             health_changed=_discard if self._replicas is None else self._replicas.health_changed,
             bindings=None if self._replicas is None else self._replicas.bindings,
+            learned=None if self._replicas is None else self._replicas.learned,
             pepper=pepper,
             traceparent=None if self._traces is None else self._traces.header,
             policy=Policy(
@@ -402,6 +390,10 @@ class App:
             write: Callable[[dict[str, object]], None] = log.write
         else:
             write = _discard
+        artifacts = world.shaper.artifacts
+        shared = None if self._replicas is None else self._replicas.artifacts
+        if shared is not None:
+            artifacts.tell = shared.put
         edge = Edge(
             Gateway(world),
             options=EdgeOptions(
@@ -422,7 +414,7 @@ class App:
                 on_change=self.store_changed,
             ),
             prefix=self._explained(),
-            artifacts=world.shaper.artifacts.text,
+            artifacts=own_or_shared(artifacts.text, None if shared is None else shared.text),
         )
         self.metrics.gauge(
             "tollhouse_inflight_requests", "Requests being served.", lambda: float(edge.in_flight)

@@ -15,6 +15,7 @@ import msgspec
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Amounts, Attempt, Granted, Outcome, Refused, Settled
 from gateway.core.identity import Caller, KeyRecord
+from gateway.core.learned import Unknown
 
 
 class Clock(Protocol):
@@ -226,6 +227,15 @@ class Bindings(Protocol):
 
     def put(self, task_id: str, thread: bytes, binding: bytes) -> None:
         """Returns at once; other processes know it a moment later."""
+        ...
+
+
+class Learned(Protocol):
+    """What all processes have learned of runs; store down: nothing is found, and each learns by itself."""
+
+    async def ask(self, key_id: str, unknown: Unknown) -> tuple[bytes, tuple[int, ...]]:
+        """The first order of the tools, b"" if nobody has told another one, and the numbers of lines that move. What
+        was asked is known to the others from now on."""
         ...
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from gateway.core.health import HealthState
 from gateway.fleets import Fleets
-from gateway.ports import Bindings, Clock, Limits, PrefixIndex
+from gateway.ports import Bindings, Clock, Learned, Limits, PrefixIndex
 from gateway.settings import ConfigError, Problem, Settings
 from gateway.storage.memory import MemoryPrefixIndex
+from gateway.storage.redis_artifacts import RedisArtifacts
 from gateway.storage.redis_bindings import RedisBindings
 from gateway.storage.redis_health import RedisHealth
+from gateway.storage.redis_learned import RedisLearned
 from gateway.storage.redis_limits import RedisLimits
 from gateway.storage.redis_prefixes import RedisPrefixIndex
 from gateway.storage.redis_refusals import RedisRefusals
@@ -28,6 +30,8 @@ class Shared:
     prefixes: PrefixIndex
     health_changed: Callable[[Mapping[str, HealthState]], None]
     bindings: Bindings
+    learned: Learned
+    artifacts: RedisArtifacts
 
 
 async def share(
@@ -63,8 +67,8 @@ async def share(
         across="max",
     )
     health = RedisHealth(url, states, replica_id=replica_id, now_ms=clock.now_ms, monotonic=clock.monotonic)
-    bindings = RedisBindings(url)
-    for store in (health, bindings):
+    bindings, learned, artifacts = RedisBindings(url), RedisLearned(url), RedisArtifacts(url)
+    for store in (health, bindings, learned, artifacts):
         await store.start()
         stack.push_async_callback(store.close)
     jobs.watch(health.run(), "shared health")
@@ -72,4 +76,4 @@ async def share(
     stack.push_async_callback(replicas.close)
     fleets.drained = replicas.drained
     jobs.watch(replicas.run(), "shared replicas")
-    return Shared(limits, prefixes, health.changed, bindings)
+    return Shared(limits, prefixes, health.changed, bindings, learned, artifacts)

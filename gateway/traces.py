@@ -5,7 +5,9 @@ Made only where a collector is configured: the exporters and what they import ar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from itertools import chain
 from typing import Any
 
@@ -13,6 +15,7 @@ from gateway import __version__
 from gateway.core.entry import Attempt, Outcome
 from gateway.edge.server import Done
 from gateway.settings import Telemetry
+from gateway.tasks import Tasks
 from gateway.telemetry.genai import GenAiMetrics
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.otel import (
@@ -91,6 +94,29 @@ class Traces:
 def _keep_newest(kept: dict[str, Any]) -> None:
     while len(kept) > KEPT_MAX:
         del kept[next(iter(kept))]
+
+
+def send(
+    telemetry: Telemetry,
+    replica_id: str,
+    metrics: Metrics,
+    now_ms: Callable[[], int],
+    jobs: Tasks,
+    stack: AsyncExitStack,
+) -> tuple[Traces | None, GenAiMetrics | None]:
+    """Start what is configured of the two; `stack` ends it, with a last word to the collector."""
+    traces = genai = None
+    if telemetry.traces_url:
+        tracing = tracing_to(telemetry, replica_id)
+        tracing.start()
+        stack.push_async_callback(asyncio.to_thread, tracing.close)
+        traces = Traces(tracing, now_ms)
+    if telemetry.metrics_url:
+        genai = GenAiMetrics()
+        export = metrics_to(telemetry, replica_id, metrics, genai)
+        jobs.watch(export.run(), "metrics export")
+        stack.push_async_callback(export.close)
+    return traces, genai
 
 
 def tracing_to(telemetry: Telemetry, replica_id: str) -> Tracing:

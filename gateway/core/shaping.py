@@ -121,17 +121,17 @@ class Shaper:
 
     def __init__(self) -> None:
         self.lineages = Lineages()
-        self._tools = ToolSets()
+        self.tools = ToolSets()
         self._trimmer = Trimmer()
         self._templates = relocation.Templates()
-        self._volatile: OrderedDict[tuple[Scope, bytes], set[int]] = OrderedDict()
+        self.volatile: OrderedDict[tuple[Scope, bytes], set[int]] = OrderedDict()
         #: runs that came with a new head in their middle -> how often in a row
         self._unread: OrderedDict[tuple[Scope, bytes], int] = OrderedDict()
         self._marked: dict[tuple[int, Operation, bytes], tuple[Splice, ...]] = {}
 
     def shape(self, request: Request) -> Shaped:
         rule, level = request.rule, request.level
-        if level is Level.OBSERVE or request.operation not in _SHAPED:
+        if level is Level.OBSERVE or request.operation not in SHAPED:
             return AS_IT_CAME
         if len(request.body) < LEAST_BYTES or not len(request.facts.segments):
             return Shaped(level, why_no_marks="below the minimum")
@@ -161,10 +161,10 @@ class Shaper:
         """The task of the run that this request goes on with, although its tools came in another order or volatile
         lines of its system prompt changed; "" if none is known."""
         segments = facts.segments
-        if operation not in _SHAPED or len(body) < LEAST_BYTES or len(segments) < 3:
+        if operation not in SHAPED or len(body) < LEAST_BYTES or len(segments) < 3:
             return ""
         found = self.lineages.peek(scope, opening(segments))
-        if found is None and self._volatile:
+        if found is None and self.volatile:
             system = self._templates.read(operation, facts, body)
             if system is not None:
                 found = self.lineages.peek(scope, b"moved" + system.template + first_said(segments))
@@ -177,13 +177,21 @@ class Shaper:
 
         Where they may, prompts that differ in volatile parts only belong to one run.
         """
-        facts = request.facts
-        if request.level is Level.RELOCATE and Transform.RELOCATE not in request.off:
-            system = self._templates.read(request.operation, facts, request.body)
-            if system is not None and system.candidates:
-                said = first_said(facts.segments)
-                return self.lineages.at(request.scope, b"moved" + system.template + said), system
-        return self.lineages.find(request.scope, facts.segments), None
+        lines = request.level is Level.RELOCATE and Transform.RELOCATE not in request.off
+        if lines:
+            opened, system = self.opened(request.operation, request.facts, request.body, lines)
+            if system is not None:
+                return self.lineages.at(request.scope, opened), system
+        return self.lineages.find(request.scope, request.facts.segments), None
+
+    def opened(
+        self, operation: Operation, facts: Facts, body: bytes, lines: bool
+    ) -> tuple[bytes, relocation.SystemText | None]:
+        """By what the run of a request is known, and its system prompt if `lines` of it may move."""
+        system = self._templates.read(operation, facts, body) if lines else None
+        if system is not None and system.candidates:
+            return b"moved" + system.template + first_said(facts.segments), system
+        return opening(facts.segments), None
 
     def _moved(
         self,
@@ -195,10 +203,10 @@ class Shaper:
     ) -> list[Splice]:
         """Takes the volatile lines out; returns the splices that put them at the end, [] if none moves."""
         known = (request.scope[:-1], system.template)
-        volatile = self._volatile.setdefault(known, set())
-        self._volatile.move_to_end(known)
-        if len(self._volatile) > 10_000:
-            self._volatile.popitem(last=False)
+        volatile = self.volatile.setdefault(known, set())
+        self.volatile.move_to_end(known)
+        if len(self.volatile) > 10_000:
+            self.volatile.popitem(last=False)
         new = relocation.learn(lineage.lines, volatile, system)
         if not volatile:
             return []
@@ -226,7 +234,7 @@ class Shaper:
             return None
         # A session that its client names keeps its tools also where the system prompt changes.
         home = self.lineages.at(request.scope, b"") if request.scope[-1] else lineage
-        first = self._tools.first_seen(home.tools, segment)
+        first = self.tools.first_seen(home.tools, segment)
         if first is not None:
             draft.splices.append((*request.facts.spans.members["tools"], first))
             draft.applied.append(Transform.TOOLS)
@@ -471,7 +479,7 @@ def _place(
     return True
 
 
-_SHAPED = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
+SHAPED = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
 
 
 def _decides_itself(request: Request) -> bool:

@@ -37,7 +37,20 @@ class ToolSets:
     def __init__(self, bytes_max: int = 64 << 20) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
+        self._adopted = 0
         self._sets: OrderedDict[int, ToolSet] = OrderedDict()
+
+    def digest(self, segment: Segment) -> bytes:
+        """Of the tools whatever their order; b"" if they are not to be touched."""
+        return self._of(segment).digest
+
+    def adopt(self, known: MutableMapping[bytes, int], raw: bytes) -> None:
+        """The run of `known` first sent its tools as `raw`, at another process."""
+        found = read(raw)
+        if found.digest and found.digest not in known:
+            self._adopted -= 1  # no segment has such a key
+            self._keep(self._adopted, found)
+            known[found.digest] = self._adopted
 
     def first_seen(self, known: MutableMapping[bytes, int], segment: Segment) -> bytes | None:
         """The bytes in which the run of `known` first sent these tools; None if these are they, or its first ones."""
@@ -63,14 +76,18 @@ class ToolSets:
     def _of(self, segment: Segment) -> ToolSet:
         found = self._sets.get(segment.key)
         if found is None:
-            found = self._sets[segment.key] = read(segment.raw.tobytes())
-            self._bytes += len(found.raw)
-            while self._bytes > self._bytes_max and len(self._sets) > 1:
-                _, dropped = self._sets.popitem(last=False)
-                self._bytes -= len(dropped.raw)
+            found = read(segment.raw.tobytes())
+            self._keep(segment.key, found)
         else:
             self._sets.move_to_end(segment.key)
         return found
+
+    def _keep(self, key: int, found: ToolSet) -> None:
+        self._sets[key] = found
+        self._bytes += len(found.raw)
+        while self._bytes > self._bytes_max and len(self._sets) > 1:
+            _, dropped = self._sets.popitem(last=False)
+            self._bytes -= len(dropped.raw)
 
 
 def read(raw: bytes) -> ToolSet:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -64,6 +65,10 @@ def _between_elements(text: str) -> int:
     return at
 
 
+def _nobody(_task_id: str, _digest: str, _text: str) -> None:
+    """No other process is asked for artifacts."""
+
+
 class Artifacts:
     """The whole texts of trimmed results by task and hash, least recently used out above `chars_max` characters.
 
@@ -71,6 +76,8 @@ class Artifacts:
     """
 
     def __init__(self, chars_max: int = 64 << 20) -> None:
+        #: told of each text that is new here: task, hash, text
+        self.tell: Callable[[str, str, str], None] = _nobody
         self._chars_max = chars_max
         self._chars = 0
         self._texts: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -88,6 +95,7 @@ class Artifacts:
         if not self.has(task_id, digest):
             self._texts[task_id, digest] = text
             self._chars += len(text)
+            self.tell(task_id, digest, text)
             while self._chars > self._chars_max and len(self._texts) > 1:
                 _, dropped = self._texts.popitem(last=False)
                 self._chars -= len(dropped)

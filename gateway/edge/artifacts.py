@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.identity import KeyRecord
 from gateway.edge.tasks import TaskDesk
 
 #: (task id, hash) -> text; None if it is not known (any more)
-FindArtifact = Callable[[str, str], str | None]
+FindArtifact = Callable[[str, str], Awaitable[str | None]]
 
 PAGE_CHARS = 16_000
 PAGE_CHARS_MAX = 64_000
 _MOST = 1_000_000_000
 _NAME_CHARS_MAX = 200
+
+
+def own_or_shared(own: Callable[[str, str], str | None], shared: FindArtifact | None) -> FindArtifact:
+    """What this process has trimmed, else what any that shares with it has."""
+
+    async def text(task_id: str, digest: str) -> str | None:
+        found = own(task_id, digest)
+        return found if found is not None or shared is None else await shared(task_id, digest)
+
+    return text
 
 
 async def answer_artifact(
@@ -26,10 +36,10 @@ async def answer_artifact(
     if not 0 < len(task) <= _NAME_CHARS_MAX or not task.isprintable():
         raise NotFound("there is no such task")
     task_id = (await desk.view(key, task)).task.task_id
-    text = find(task_id, digest)
+    text = await find(task_id, digest)
     if text is None:
         raise NotFound(
-            "this task has no such artifact; they are kept by the process that trimmed them, while the run goes on"
+            "this task has no such artifact; they are kept while the run goes on, and come back with its next step"
         )
     end = min(len(text), offset + limit)
     return {

@@ -33,6 +33,7 @@ from gateway.ports import (
     Clock,
     Incoming,
     KeyStore,
+    Learned,
     Ledger,
     Limits,
     Observer,
@@ -175,6 +176,7 @@ class World:
     #: (request id, attempt id, what the client sent) -> `traceparent` for the provider; None: what the client sent
     traceparent: Callable[[str, str, str | None], str] | None = None
     bindings: Bindings | None = None  # None: no other process serves these tasks
+    learned: Learned | None = None  # None: no other process serves these runs
     places: Places = field(default_factory=Places)
     #: seconds until a deployment's answers began, averaged; the newest weighs most
     latency: dict[str, float] = field(default_factory=dict)

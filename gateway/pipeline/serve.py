@@ -24,7 +24,7 @@ from gateway.pipeline.call import Opened, open_answer
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.read import read
 from gateway.pipeline.route import route
-from gateway.pipeline.shape import shape
+from gateway.pipeline.shape import recall, shape
 from gateway.ports import Answer, Incoming
 from gateway.telemetry.steps import Steps
 
@@ -80,6 +80,8 @@ class Gateway:
             breakers.ask(world, x)
             if world.bindings is not None:
                 await runs.recall(world, x)
+            if world.learned is not None:
+                await recall(world, x)
             route(world, x)
             steps.mark("route")
             await admit.enter(world, x)

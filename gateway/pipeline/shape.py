@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from gateway.core import bounds, secrets
+from gateway.core import learned as learning
 from gateway.core.cache_rules import CacheRule, KeyMeans
 from gateway.core.catalog import Deployment, Wire
 from gateway.core.errors import InvalidRequest
@@ -14,7 +15,7 @@ from gateway.core.identity import Caller
 from gateway.core.known_prompts import Prompt
 from gateway.core.protection import own_words, protected
 from gateway.core.serving import CacheSalt
-from gateway.core.shaping import AS_IT_CAME, LEAST_BYTES, Level, Request, Shaped
+from gateway.core.shaping import AS_IT_CAME, LEAST_BYTES, Level, Request, Shaped, Transform
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.urgency import priority_of
 
@@ -39,6 +40,36 @@ def _asked(headers: Mapping[str, str]) -> Level | None:
     except ValueError:
         known = ", ".join(Level)
         raise InvalidRequest(f"the header {LEVEL_HEADER} must be one of {known}, not {text[:32]!r}") from None
+
+
+async def recall(world: World, x: Exchange) -> None:
+    """Take over what other processes have learned of the run, where this one cannot know it yet."""
+    learned, policy = world.learned, world.caching()
+    if learned is None or x.facts.size < LEAST_BYTES:
+        return
+    level = policy.level_for(x.cache_level, x.caller.key_id, x.caller.team_id, "")
+    levels = {level} if x.cache_level is not None else {level, *policy.deployments.values()}
+    if levels == {Level.OBSERVE}:
+        return
+    scope = (x.caller.key_id, x.client, x.signal.external_id)
+    try:
+        unknown = learning.unknown(
+            world.shaper,
+            scope,
+            x.operation,
+            x.facts,
+            x.incoming.body,
+            tools=Transform.TOOLS not in policy.off,
+            lines=Level.RELOCATE in levels and Transform.RELOCATE not in policy.off,
+        )
+        if unknown is None:
+            return
+        order, lines = await learned.ask(x.caller.key_id, unknown)
+        if order or lines:
+            learning.take_over(world.shaper, scope, x.operation, x.facts, x.incoming.body, order, lines)
+    except Exception:
+        # As in `shaped`: it costs a cache miss, and a 500 would cost the run.
+        _log.exception("what others know of request %s could not be taken over", x.incoming.request_id)
 
 
 def shaped(world: World, x: Exchange, deployment: Deployment) -> Shaped:

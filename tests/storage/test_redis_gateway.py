@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +18,8 @@ from redis import Redis
 
 from gateway.app import App
 from gateway.core.identity import RateLimit
+from gateway.core.shaping import CachingPolicy
+from gateway.core.trimming import TrimPolicy
 from gateway.demo.provider import DemoProvider
 from gateway.demo.report import LedgerLine, compare
 from gateway.settings import ConfigError, ensure_pepper
@@ -66,11 +69,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(postgres_url: str, redis_url: str, directory: Path) -> AsyncIterator[Pair]:
+async def pair(postgres_url: str, redis_url: str, directory: Path, **configured: Any) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(DemoProvider())
         settings = settings_for(postgres_url, directory, provider.base_url)
-        settings = dataclasses.replace(settings, redis_url=redis_url)
+        settings = dataclasses.replace(settings, redis_url=redis_url, **configured)
         apps = []
         for n in range(2):
             app = App(settings, replica_id=f"test-{n}", reconcile_every_s=86_400.0, access_log=False)
@@ -97,6 +100,27 @@ async def test_replicas_share_limits_and_lineage(
         statuses = Counter([(await two.chat(n % 2, "hi"))[0] for n in range(20)])
         assert statuses == {200: 10, 429: 10}
         assert b"\ntollhouse_limits_degraded 0\n" in two.apps[0].metrics.render()
+
+
+async def test_what_one_replica_trimmed_is_read_from_another(
+    postgres_url: str, own_redis: RedisServer, tmp_path: Path
+) -> None:
+    found = "".join(f"line {n}\n" for n in range(2_000))
+    said = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": found}]},
+    ]
+    caching = CachingPolicy(trim=TrimPolicy(10_000, 4_000))
+    async with pair(postgres_url, own_redis.url, tmp_path, caching=caching) as two:
+        one, other = (f"http://127.0.0.1:{app.edge.port}/v1" for app in two.apps)
+        body = {"model": "demo-large", "max_tokens": 9, "messages": said}
+        async with two.http.post(f"{one}/messages", json=body, headers={"x-task-id": "run"}) as answer:
+            assert answer.headers["x-cache-transforms"].startswith("trim@1")
+        await two.apps[0].quiet()
+        digest = hashlib.sha256(found.encode()).hexdigest()[:32]
+        async with two.http.get(f"{other}/tasks/run/artifacts/{digest}?limit=64000") as answer:
+            assert (answer.status, (await answer.json())["text"]) == (200, found)
 
 
 async def test_no_fault_of_redis_costs_a_request_or_an_entry(

@@ -28,7 +28,7 @@ from gateway.core.threads import Threads
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
-from gateway.ports import Bindings
+from gateway.ports import Bindings, Learned
 from gateway.storage.database import SystemClock
 from gateway.storage.memory import MemoryLimits, MemoryPrefixIndex
 from gateway.tasks import Tasks
@@ -162,6 +162,7 @@ class SmallWorld:
     fallbacks: Mapping[Tier, tuple[Tier, ...]] = field(default_factory=dict)
     order: Order = Order.WEIGHT
     bindings: Bindings | None = None
+    learned: Learned | None = None
     more_prices: Sequence[PriceRow] = ()
     replicas: Groups = field(default_factory=Groups)
     virtual: Mapping[str, RuleSet] = field(default_factory=dict)
@@ -208,6 +209,7 @@ class SmallWorld:
             retries=self.retries,
             replicas=self.replicas,
             bindings=self.bindings,
+            learned=self.learned,
             health=health,
             pepper=PEPPER,
             policy=self.policy,
