@@ -46,10 +46,17 @@ def admin_deps(
     webhook_loopback: bool = False,
 ) -> AdminDeps:
     """Everything that the admin listener needs. `settings` are those in force, which a reload changes."""
-    task_limit = settings().task_budget_nano_usd
+    task_limit, task_on_exceed = settings().task_budget_nano_usd, settings().task_on_exceed
 
     def registry(admin: Admin, once: Once | None) -> Registry:
-        return Registry(database, admin, pepper=pepper, once=once, task_limit_nano_usd=task_limit)
+        return Registry(
+            database,
+            admin,
+            pepper=pepper,
+            once=once,
+            task_limit_nano_usd=task_limit,
+            task_on_exceed=task_on_exceed,
+        )
 
     def configured() -> Configured:
         now = settings()
@@ -75,7 +82,13 @@ def admin_deps(
         registry=registry,
         prefix=explained.request,
         misses=partial(reports.misses, database),
-        tasks=lambda actor: Tasks(database, actor=actor, pepper=pepper, task_limit_nano_usd=task_limit),
+        tasks=lambda actor: Tasks(
+            database,
+            actor=actor,
+            pepper=pepper,
+            task_limit_nano_usd=task_limit,
+            task_on_exceed=task_on_exceed,
+        ),
         on_change=on_change,
         pepper=pepper,
         catalog=world.catalog,

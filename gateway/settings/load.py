@@ -186,6 +186,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         teams=teams,
         budgets=budgets,
         task_budget_nano_usd=root.nano_usd("task_budget_usd"),
+        task_on_exceed=root.choice("task_on_exceed", OnExceed, OnExceed.ERROR),
         limits=_limits(root.section("limits")),
         timeouts=timeouts,
         body_limit_bytes=root.integer("body_limit_bytes", 32 * _MIB, 1024, 1024 * _MIB),

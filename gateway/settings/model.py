@@ -204,6 +204,7 @@ class Settings:
     teams: tuple[TeamSpec, ...]
     budgets: tuple[BudgetSpec, ...]
     task_budget_nano_usd: int | None  # lifetime budget of every task that has none of its own
+    task_on_exceed: OnExceed  # what happens when that, or the one that its team gives it, is used up
     limits: RateLimit  # of every key that has none of its own
     timeouts: Timeouts
     body_limit_bytes: int

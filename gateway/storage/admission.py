@@ -10,6 +10,7 @@ import msgspec
 from gateway.core.budget import (
     Budget,
     BudgetMode,
+    OnExceed,
     decide,
     exhausted,
     fits,
@@ -21,7 +22,7 @@ from gateway.core.budget import (
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
 from gateway.core.task import ADMITTING, State, admits, landed_by, landings_of, may_land
 from gateway.storage import budget_rows, lines, task_rows
-from gateway.storage.budget_rows import Place
+from gateway.storage.budget_rows import Place, TaskLimit
 from gateway.storage.lines import NO_LINE, TOO_DEEP, Line, Link
 from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
@@ -111,13 +112,14 @@ def admit(
     task_limit: int | None,
     parents: Mapping[str, str],
     careful: bool,
+    task_on_exceed: OnExceed = OnExceed.ERROR,
 ) -> Tx[Admitted]:
     """Decide `asks` in order and commit their holds, in the budgets of their scopes and of all tasks above theirs;
     every ask sees the holds granted before it.
 
     Not `careful`, it takes all attempts for new, all tasks for running and `parents` for all that rows of tasks name,
     and fails with `Conflict` where that is wrong. `task_limit` is the lifetime limit of tasks whose team has none of
-    its own. Raises `LeaseExpired`, `Fenced`.
+    its own, and `task_on_exceed` what either does when it is used up. Raises `LeaseExpired`, `Fenced`.
     """
     now_ms, revision = yield from _check_lease(lease)
     if budgeted is None or budgeted.revision != revision:
@@ -128,7 +130,7 @@ def admit(
     new = [ask for ask in asks if ask.attempt.attempt_id not in answered]
     links = yield from _read_links(new, parents, careful)
     above = _lines(new, parents, links)
-    by_scope = yield from _lock_budgets(new, above, budgeted, task_limit, now_ms)
+    by_scope = yield from _lock_budgets(new, above, budgeted, task_limit, task_on_exceed, now_ms)
     if links and by_scope:
         # A task above may have been ended while the locks were waited for: its slice is given back by now.
         links = yield from lines.again(links)
@@ -340,10 +342,15 @@ def _read_budgeted(revision: int) -> Tx[Budgeted]:
 
 
 def _lock_budgets(
-    asks: Iterable[Ask], above: _Lines, budgeted: Budgeted, task_limit: int | None, now_ms: int
+    asks: Iterable[Ask],
+    above: _Lines,
+    budgeted: Budgeted,
+    task_limit: int | None,
+    task_on_exceed: OnExceed,
+    now_ms: int,
 ) -> Tx[dict[str, list[Budget]]]:
     wanted: set[str] = set()
-    task_limits: dict[str, int] = {}
+    task_limits: dict[str, TaskLimit] = {}
     look_at_tasks = budgeted.any_task or task_limit is not None or bool(budgeted.task_limits)
     for ask in asks:
         line = above.get(_member(ask), NO_LINE)
@@ -358,7 +365,7 @@ def _lock_budgets(
             # A run and all its children share one: the top of the line has it, were it only named so far.
             top = f"task:{line.above[-1] if line.above else ask.attempt.task_id}"
             if limit is not None and top in wanted:
-                task_limits[top] = limit
+                task_limits[top] = TaskLimit(limit, task_on_exceed)
     if not wanted:
         return {}
     return (yield from budget_rows.lock(wanted, now_ms, task_limits))

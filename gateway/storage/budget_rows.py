@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from gateway.core.budget import (
 )
 from gateway.core.entry import Unit
 from gateway.core.ids import RANDOM_BYTES, new_id
+from gateway.core.task import LANDING_PERCENT
 from gateway.storage.transact import Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
 #: (budget id, start of the window that admitted the hold): a hold settles in that window, even after its end.
@@ -54,7 +56,7 @@ _ROLL = Sql(
 _HOLD = Sql("UPDATE budget SET held_amount = $2, would_refuse = $3 WHERE budget_id = $1")
 _CREATE_FOR_TASK = Sql(
     'INSERT INTO budget (budget_id, scope, "window", zone, window_start_ms, limit_amount, on_exceed, epoch, '
-    "created_at_ms) VALUES ($1, $2, 'lifetime', 'UTC', 0, $3, 'error', 0, $4) ON CONFLICT DO NOTHING"
+    "created_at_ms, landing_percent) VALUES ($1, $2, 'lifetime', 'UTC', 0, $3, $4, 0, $5, $6) ON CONFLICT DO NOTHING"
 )
 _SETTLE = Sql(
     "UPDATE budget SET held_amount = held_amount + $3, posted_amount = posted_amount + $4 "  # noqa: S608
@@ -68,6 +70,18 @@ _ANNOUNCE = Sql(
     "INSERT INTO outbox (outbox_id, kind, dedupe, body, created_at_ms) VALUES ($1, $2, $3, $4, $5) "
     "ON CONFLICT (dedupe) DO NOTHING"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimit:
+    """The lifetime budget of a task that nobody gave one, and what happens when it is used up."""
+
+    nano_usd: int
+    on_exceed: OnExceed = OnExceed.ERROR
+
+    @property
+    def landing_percent(self) -> int:
+        return LANDING_PERCENT if self.on_exceed is OnExceed.SUMMARIZE else 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -139,11 +153,11 @@ def places_of(text: str) -> tuple[Place, ...]:
 
 
 def lock(
-    scopes: Iterable[str], now_ms: int, task_limits: Mapping[str, int] | None = None
+    scopes: Iterable[str], now_ms: int, task_limits: Mapping[str, TaskLimit] | None = None
 ) -> Tx[dict[str, list[Budget]]]:
     """Lock the budgets of these scopes in the order of their ids, which prevents deadlock, and roll ended windows.
 
-    `task_limits` are scopes of tasks that get a lifetime budget of that many nano-dollars if they have none yet.
+    `task_limits` are scopes of tasks that get such a lifetime budget of dollars if they have none yet.
     """
     wanted = sorted(set(scopes))
     budgets = [budget_of(row) for row in (yield Fetch(_LOCK, (wanted,)))]
@@ -152,7 +166,17 @@ def lock(
     if missing:
         yield Each(
             _CREATE_FOR_TASK,
-            [(fresh_id("bud", now_ms), scope, missing[scope], now_ms) for scope in sorted(missing)],
+            [
+                (
+                    fresh_id("bud", now_ms),
+                    scope,
+                    missing[scope].nano_usd,
+                    missing[scope].on_exceed.value,
+                    now_ms,
+                    missing[scope].landing_percent,
+                )
+                for scope in sorted(missing)
+            ],
         )
         budgets += [budget_of(row) for row in (yield Fetch(_LOCK, (sorted(missing),)))]
     budgets = yield from _roll(budgets, now_ms)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.core.budget import AMOUNT_MAX, Budget
+from gateway.core.budget import AMOUNT_MAX, Budget, OnExceed
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.core.ids import ms_of
@@ -53,7 +53,8 @@ _log = logging.getLogger(__name__)
 class SqlLedger:
     """The authority for money. Made by `open`; `close` drains it, and leaves the database open.
 
-    `task_limit_nano_usd` is the lifetime budget of every task whose team sets none.
+    `task_limit_nano_usd` is the lifetime budget of every task whose team sets none, `task_on_exceed` what happens when
+    that or the team's is used up.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class SqlLedger:
         replica_id: str,
         journal: Journal,
         task_limit_nano_usd: int | None,
+        task_on_exceed: OnExceed = OnExceed.ERROR,
     ) -> None:
         self._database = database
         self._clock = database.clock
         self._journal = journal
         self._task_limit = task_limit_nano_usd
+        self._task_on_exceed = task_on_exceed
         self._writer = database.writer
         self._lease = Lease(replica_id, 0)
         self._budgeted: Budgeted | None = None
@@ -98,6 +101,7 @@ class SqlLedger:
         replica_id: str,
         journal_dir: Path,
         task_limit_nano_usd: int | None = None,
+        task_on_exceed: OnExceed = OnExceed.ERROR,
         make_journal: Callable[[Path, str], Journal] = Journal,
     ) -> SqlLedger:
         """Take the lease, post what the last run of this replica left in its journal, and begin.
@@ -105,7 +109,8 @@ class SqlLedger:
         On SQLite, holds of former runs are then charged at their bounds: nobody else can end them. Raises
         `LedgerUnavailable` if the store does not answer.
         """
-        ledger = cls(database, replica_id, make_journal(journal_dir, replica_id), task_limit_nano_usd)
+        journal = make_journal(journal_dir, replica_id)
+        ledger = cls(database, replica_id, journal, task_limit_nano_usd, task_on_exceed)
         alone = database.sqlite_path is not None
         try:
             ledger._lease = await ledger._run_again(
@@ -266,7 +271,16 @@ class SqlLedger:
         careful = False
         deadline = self._clock.monotonic() + STORE_TIMEOUT_S
         for _ in range(_CONFLICTS_MAX):
-            tx = partial(admit, asks, self._lease, self._budgeted, self._task_limit, self._parents, careful)
+            tx = partial(
+                admit,
+                asks,
+                self._lease,
+                self._budgeted,
+                self._task_limit,
+                self._parents,
+                careful,
+                self._task_on_exceed,
+            )
             try:
                 admitted = await self._run(tx, deadline)
             except Conflict:

@@ -39,11 +39,13 @@ class OwnTasks:
         *,
         pepper: bytes,
         task_limit_nano_usd: int | None = None,
+        task_on_exceed: OnExceed = OnExceed.ERROR,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._pepper = pepper
         self._task_limit = task_limit_nano_usd
+        self._task_on_exceed = task_on_exceed
         self._on_change = on_change
 
     async def declare(
@@ -124,7 +126,11 @@ class OwnTasks:
 
     def _tasks(self, key: KeyRecord) -> Tasks:
         return Tasks(
-            self._database, actor=_actor(key), pepper=self._pepper, task_limit_nano_usd=self._task_limit
+            self._database,
+            actor=_actor(key),
+            pepper=self._pepper,
+            task_limit_nano_usd=self._task_limit,
+            task_on_exceed=self._task_on_exceed,
         )
 
     async def _view(self, key: KeyRecord, task_id: str) -> TaskView:

@@ -152,6 +152,7 @@ class Tasks:
         actor: str,
         pepper: bytes,
         task_limit_nano_usd: int | None = None,
+        task_on_exceed: OnExceed = OnExceed.ERROR,
         secret_bytes: bytes | None = None,
     ) -> None:
         self._secret_bytes = secret_bytes
@@ -159,6 +160,7 @@ class Tasks:
         self._actor = actor
         self._pepper = pepper
         self._task_limit = task_limit_nano_usd
+        self._task_on_exceed = task_on_exceed
 
     async def create_task(self, key: KeyRecord, wanted: Wanted, parent: str | None = None) -> Declared:
         """Declare a task of the key's owner; with a task-scoped key, a child of that key's task.
@@ -264,7 +266,7 @@ class Tasks:
     def _default_rule(self, team_id: str) -> Tx[BudgetRule | None]:
         rows = yield Fetch(_TASK_LIMIT, (team_id,))
         limit = rows[0][0] if rows and rows[0][0] is not None else self._task_limit
-        return None if limit is None else BudgetRule(limit)
+        return None if limit is None else BudgetRule(limit, on_exceed=self._task_on_exceed)
 
     def _add(
         self, key: KeyRecord, wanted: Wanted, task_id: str, parent_id: str | None, depth: int, now_ms: int

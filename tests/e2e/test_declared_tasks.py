@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.core.budget import OnExceed
 from gateway.settings import ensure_pepper
 from gateway.storage.accounts import Accounts
 from tests.support.running import Running, running
@@ -143,30 +144,45 @@ async def test_a_key_does_not_join_another_keys_task(store: str) -> None:
         assert (await ask(gw, "GET", f"/v1/tasks/{theirs['id']}"))[1]["steps"] == 0
 
 
+async def until_summed_up(gw: Running, headers: dict[str, str], *, stream: bool = False) -> tuple[int, str]:
+    """How many calls were answered by the model that was asked for, and the tier that wrote the last answer."""
+    lines = "a line of code " * 200
+    history = [{"role": "user", "content": f"step {i} demo:output=300 {lines}"} for i in range(5)]
+    body = {"model": "demo-large", "max_tokens": 400, "messages": history, "stream": stream}
+    for answered in range(200):
+        async with gw.http.post("/v1/chat/completions", json=body, headers=headers) as answer:
+            text = await answer.text()
+            assert answer.status == 200, text
+            if "x-budget-stop" in answer.headers:
+                assert answer.headers["x-budget-stop"] == "summarize"
+                return answered, answer.headers["x-tier"]
+        await gw.settle_all()
+    raise AssertionError("it does not end")
+
+
+async def test_a_run_that_nobody_declared_is_summed_up_where_the_configuration_says_so(store: str) -> None:
+    of_tasks = {"task_budget_nano_usd": 100_000_000, "task_on_exceed": OnExceed.SUMMARIZE}
+    async with running(store, configured=of_tasks) as gw:
+        headers = {"X-Task-Id": "night-run"}
+        answered, tier = await until_summed_up(gw, headers)
+        assert (answered > 0, tier) == (True, "small")
+        assert (await named(gw, "night-run"))[0] == 402
+        _, seen = await ask(gw, "GET", "/v1/tasks/night-run")
+        assert (seen["state"], seen["state_reason"].split(" req_")[0]) == ("paused_budget", "summed up by")
+        assert 0 < float(seen["spent_usd"]) <= 0.1
+
+        # One that is declared without a budget of dollars gets the same.
+        _, task = await ask(gw, "POST", "/v1/tasks", body={"name": "declared", "budgets": []})
+        assert (await until_summed_up(gw, {"Authorization": f"Bearer {task['key']}"}))[1] == "small"
+
+
 async def test_a_run_is_summed_up_once_when_its_money_ends_and_again_after_a_raise(store: str) -> None:
     async with running(store) as gw:
         budgets = [{"unit": "usd", "limit": "0.2", "on_exceed": "summarize"}]
         _, task = await ask(gw, "POST", "/v1/tasks", body={"name": "fix it", "budgets": budgets})
         headers = {"Authorization": f"Bearer {task['key']}"}
-        history = [
-            {"role": "user", "content": f"step {i} demo:output=300 " + "a line of code " * 200}
-            for i in range(5)
-        ]
 
-        async def until_it_ends(stream: bool) -> tuple[int, str]:
-            """How many calls were answered by the model that was asked for, and which wrote the last answer."""
-            for answered in range(200):
-                body = {"model": "demo-large", "max_tokens": 400, "messages": history, "stream": stream}
-                async with gw.http.post("/v1/chat/completions", json=body, headers=headers) as answer:
-                    text = await answer.text()
-                    assert answer.status == 200, text
-                    if "x-budget-stop" in answer.headers:
-                        assert answer.headers["x-budget-stop"] == "summarize"
-                        return answered, answer.headers["x-tier"]
-                await gw.settle_all()
-            raise AssertionError("it does not end")
-
-        answered, tier = await until_it_ends(stream=False)
+        answered, tier = await until_summed_up(gw, headers)
         assert (answered > 0, tier) == (True, "small")
         assert (await call(gw, task["key"]))[0] == 402
         at = f"/v1/tasks/{task['id']}"
@@ -176,7 +192,7 @@ async def test_a_run_is_summed_up_once_when_its_money_ends_and_again_after_a_rai
 
         more = {"unit": "usd", "limit": "0.4", "reason": "nearly there"}
         assert (await ask(gw, "POST", f"{at}/budgets", body=more))[1]["state"] == "running"
-        assert (await until_it_ends(stream=True))[1] == "small"
+        assert (await until_summed_up(gw, headers, stream=True))[1] == "small"
         await gw.settle_all()
         landings = [e for e in await gw.entries() if e["rule"] == "summarize"]
         assert [(e["tier"], e["kind"], e["stream"]) for e in landings] == [
