@@ -67,9 +67,9 @@ fuzz-admin: $(VENV)/dev.stamp ## CASES requests out of the admin API's own docum
 refusals: $(VENV)/dev.stamp ## real clients whose budget ends in the middle of a run (needs ../shared/clients, npm, pip)
 	@$(BIN)/python -m tests.refusals
 
-VLLM ?= http://127.0.0.1:18001/v1
-test-vllm: $(VENV)/dev.stamp ## cached tokens straight and through the gateway, at a running vLLM (../shared/upstream starts one)
-	@$(BIN)/python -m tests.vllm --url $(VLLM)
+VLLM ?=
+test-vllm: $(VENV)/dev.stamp ## a gateway in front of two real vLLM replicas on the CPU (installs 2.3 GB; needs ../shared/upstream; docs/proof.md)
+	@$(BIN)/python -m tests.vllm $(VLLM)
 
 bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, gcc) and write the table
 	@$(BIN)/python bench/run.py

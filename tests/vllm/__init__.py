@@ -1,1 +1,1 @@
-"""Cached tokens through the gateway against those of going straight to a server that really caches: `make test-vllm`."""
+"""vLLM: a fake of it against recorded answers, and, on order, the gateway and the fake against a real one: `make test-vllm`."""
