@@ -15,6 +15,7 @@ from gateway.core.health import HealthState, drain, subjects
 from gateway.core.offices import Admin, Once
 from gateway.core.rules import RuleText
 from gateway.fleets import Fleets
+from gateway.gpu import GpuTier
 from gateway.pipeline.exchange import World
 from gateway.reload import found
 from gateway.settings import Settings, check_rules
@@ -42,6 +43,7 @@ def admin_deps(
     on_change: Callable[[], None],
     on_fault: Callable[[str, BaseException], None],
     fleets: Fleets,
+    gpu: GpuTier,
     reload: Callable[[], Reloaded | None],
     webhook_loopback: bool = False,
 ) -> AdminDeps:
@@ -103,6 +105,7 @@ def admin_deps(
         change_health=partial(change_health, world),
         replicas=fleets.rows,
         drain_replica=fleets.drain,
+        gpu_costs=gpu.costs,
         reload=reload,
         check_rules=check,
         judge_url=lambda url: judge(url, loopback=webhook_loopback).reason,

@@ -477,6 +477,7 @@ class App:
                 on_change=self.store_changed,
                 on_fault=_fault,
                 fleets=self.fleets,
+                gpu=self.gpu,
                 reload=self._on_request,
                 webhook_loopback=self._webhook_loopback,
             )

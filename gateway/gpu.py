@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gateway.admin.ports import GpuCost
 from gateway.core.catalog import Catalog
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.gpu_price import GpuMeter, GpuPrice
@@ -32,7 +33,8 @@ class GpuTier:
         self.groups = Groups()
         self._catalog = catalog
         self._monotonic = monotonic
-        self._live: dict[str, int] = {}
+        self._live: dict[str, int] = {}  # in use
+        self._there: dict[str, int] = {}
         self._prices: dict[str, GpuPrice] = {}
         self.meter = GpuMeter()
         self.places = Places(live=self.live, waited=metrics.waited, monotonic=monotonic)
@@ -42,6 +44,24 @@ class GpuTier:
     def live(self, deployment: str) -> int:
         """Replicas that are in use; of a deployment that lists none, there is one."""
         return self._live.get(deployment, 1)
+
+    def costs(self) -> list[GpuCost]:
+        """In the order of the configuration."""
+        bills = self.meter.bills()
+        return [
+            GpuCost(
+                name,
+                self._there.get(name, 0),
+                price.nano_usd_per_replica_hour,
+                round(bills[name].replica_ms / _HOUR_MS, 4),
+                bills[name].cost_nano_usd,
+                bills[name].charged_nano_usd,
+                bills[name].idle_nano_usd,
+                round(bills[name].utilisation, 4),
+                bills[name].sold_milli / 1_000,
+            )
+            for name, price in self._prices.items()
+        ]
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
         """An attempt has ended."""
@@ -56,7 +76,8 @@ class GpuTier:
 
     def tick(self) -> None:
         """Up to now, these replicas were there."""
-        now_s, there = self._monotonic(), dict[str, int]()
+        now_s = self._monotonic()
+        there = self._there = {}
         for d in self._catalog().deployments:
             group = self.groups.get(d.name)
             if group is None:

@@ -6,6 +6,7 @@ import asyncio
 
 from msgspec.structs import replace
 
+from gateway.admin.ports import GpuCost
 from gateway.core.catalog import Catalog, Deployment, ReplicaKind, ReplicaSource
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.gpu_price import GpuBill, GpuPrice
@@ -98,6 +99,10 @@ def test_replicas_cost_their_hours_and_earn_what_was_charged() -> None:
     }
     t.group.fleet.members(SOURCE.urls[:1], 3_600.0)  # two are gone
     t.at(7_200.0)
+    assert t.tier.costs() == [
+        GpuCost("gpu/m", 1, 2_500_000_000, 4.0, 10_000_000_000, 1_500_000_001, 8_499_999_999, 0.09, 0.6),
+        GpuCost("one/m", 1, 2_500_000_000, 2.0, 5_000_000_000, 0, 5_000_000_000, 0.0, 0.6),
+    ]
     assert t.lines("tollhouse_gpu_") == [
         'tollhouse_gpu_replica_hours_total{deployment="gpu/m"} 4.0',
         'tollhouse_gpu_replica_hours_total{deployment="one/m"} 2.0',

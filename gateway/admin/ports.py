@@ -186,6 +186,20 @@ class ReplicaState(NamedTuple):
     lies: int
 
 
+class GpuCost(NamedTuple):
+    """What a deployment's replicas cost since this process began, and what it charged for calls there."""
+
+    deployment: str
+    replicas: int  # now, in use or not
+    usd_per_replica_hour: int  # nano-dollars, as are the other amounts
+    replica_hours: float
+    cost_usd: int
+    charged_usd: int
+    idle_usd: int
+    utilisation: float
+    sold_share: float
+
+
 def _no_such_replica(_deployment: str, _replica: str, _drained: bool, _who: str) -> None:
     return None
 
@@ -237,3 +251,5 @@ class AdminDeps:
     replicas: Callable[[], Sequence[ReplicaState]] = tuple
     #: (deployment, replica, drained or not, who): its address; None if there is no such replica
     drain_replica: Callable[[str, str, bool, str], str | None] = _no_such_replica
+    #: of deployments whose price is by the replica-hour
+    gpu_costs: Callable[[], Sequence[GpuCost]] = tuple

@@ -8,6 +8,7 @@ from gateway.admin import (
     budgets,
     clients,
     configuration,
+    gpu,
     health,
     prices,
     records,
@@ -31,5 +32,6 @@ ROUTES: tuple[Route, ...] = (
     *clients.ROUTES,
     *health.ROUTES,
     *replicas.ROUTES,
+    *gpu.ROUTES,
     *aliases.ROUTES,
 )

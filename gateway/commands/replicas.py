@@ -19,10 +19,14 @@ def replicas(path: Path | None, action: str, deployment: str, replica: str, as_j
     rows = asyncio.run(rows_of(settings, "/replicas", change))
     if as_json:
         print_json(rows)
-    elif not rows:
+        return 0
+    costs = asyncio.run(rows_of(settings, "/gpu"))
+    if not rows and not costs:
         say("no deployment has replicas; `replicas:` of a deployment lists them or says how they are found")
-    else:
+    if rows:
         _print(rows)
+    if costs:
+        _print_costs(costs)
     return 0
 
 
@@ -51,6 +55,33 @@ def _print(rows: list[dict[str, Any]]) -> None:
             ]
             for row in rows
         ],
+    )
+
+
+def _print_costs(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        [
+            "deployment",
+            "replicas>",
+            "an hour of one>",
+            "hours>",
+            "cost>",
+            "charged>",
+            "idle>",
+            "utilisation>",
+        ],
+        [
+            [
+                row["deployment"],
+                _count(row["replicas"]),
+                f"${row['usd_per_replica_hour']}",
+                f"{row['replica_hours']:,.2f}",
+                *(f"${float(row[name]):,.2f}" for name in ("cost_usd", "charged_usd", "idle_usd")),
+                f"{_share(row['utilisation'])} of {_share(row['sold_share'])}",
+            ]
+            for row in rows
+        ],
+        title="since the gateway that answered began, and charged by it alone",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ async def key_of_another_tenant(tier: GpuTier) -> str:
     await accounts.put_team(Team("others", "other"))
     _, key = await accounts.create_key(pepper=ensure_pepper(tier.app.settings), name="o", team_id="others")
     return key
+
+
+def nano(dollars: str) -> int:
+    return int(Decimal(dollars) * 10**9)
 
 
 def cost_of(entry: dict[str, Any]) -> int:
@@ -85,6 +90,11 @@ async def test_hours_are_paid_in_the_same_ledger_and_tenants_share_no_cache(
         (dollars,) = (await metrics(tier, "tollhouse_gpu_cost_usd_total")).values()
         assert 0 < hours < 1
         assert abs(dollars - hours * 2.5) < 2e-9 + hours * 1e-3
+        async with tier.admin.get("/admin/v1/gpu") as answer:
+            (row,) = (await answer.json())["data"]
+        assert (row["deployment"], row["replicas"], row["usd_per_replica_hour"]) == ("gpu/small", 1, "2.5")
+        assert nano(row["charged_usd"]) == sum(entry["amount_nano_usd"] for entry in entries)
+        assert nano(row["idle_usd"]) == nano(row["cost_usd"]) - nano(row["charged_usd"])
 
 
 async def test_calls_wait_here_and_people_go_first_there_too(sqlite_url: str, tmp_path: Path) -> None:
