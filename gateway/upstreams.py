@@ -24,4 +24,4 @@ async def open_upstreams(
         bridge = LitellmUpstream(credentials)
         await bridge.start()
         stack.push_async_callback(bridge.stop)
-    return Upstreams(http, bridge), http
+    return Upstreams(http, bridge, credentials), http

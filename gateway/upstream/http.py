@@ -187,10 +187,14 @@ def _auth_headers(provider: Provider, credentials: Mapping[str, str]) -> dict[st
 class Upstreams:
     """`ports.Upstream` for all deployments: native wires over HTTP, everything else through the bridge.
 
-    The one place where an HTTP error answer becomes an `UpstreamError`.
+    The one place where an HTTP error answer becomes an `UpstreamError`. Providers echo the credentials that they were
+    sent; `credentials` are taken out of their errors, whatever they look like.
     """
 
-    def __init__(self, http: Upstream, bridge: Upstream | None) -> None:
+    def __init__(
+        self, http: Upstream, bridge: Upstream | None, credentials: Mapping[str, str] | None = None
+    ) -> None:
+        self._credentials = {} if credentials is None else credentials
         self._http = http
         self._bridge = bridge
 
@@ -209,4 +213,6 @@ class Upstreams:
             body = b""  # the status alone then decides
         finally:
             await answer.close()
+        for secret in self._credentials.values():
+            body = body.replace(secret.encode(), b"[masked]") if secret else body
         raise classify(answer.status, answer.headers, body)
