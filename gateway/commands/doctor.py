@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gateway import __version__
 from gateway import settings as config
-from gateway.commands import database
+from gateway.commands import database, replica_findings
 from gateway.commands.findings import Finding, State
 from gateway.commands.output import moment, print_json, print_table, say
 from gateway.settings import ConfigError, Listen, Settings
@@ -52,7 +52,7 @@ async def examine(settings: Settings) -> list[Finding]:
     findings += await asyncio.gather(
         _redis(settings), _port("requests", settings.listen), _port("admin", settings.admin_listen)
     )
-    return [*findings, *_providers(settings)]
+    return [*findings, *_providers(settings), *await replica_findings.examine(settings)]
 
 
 def _print(findings: list[Finding], as_json: bool) -> None:
