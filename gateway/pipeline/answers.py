@@ -1,26 +1,30 @@
 """answers: whole answers that are given again to the same request, for those who ask for that.
 
 Opt-in, per request by the header `x-response-cache: <seconds>`, or per key by its label `response_cache_s`; a request
-says `x-response-cache: off` to a key's. Byte for byte the same body at the same address, within one tenant. Streams are
-never kept, and requests with tools only if the header says so: `x-response-cache: 60, tools`. What is given again costs
-nothing, has no attempt and no ledger entry, and says so.
+says `x-response-cache: off` to a key's. Byte for byte the same body at the same address, within one tenant; requests with
+tools only if the header says so: `x-response-cache: 60, tools`. A stream is kept once it has ended as it should, and given
+again as a stream, all at once. What is given again costs nothing, has no attempt and no ledger entry, and says so.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncGenerator
 
 from gateway.core import dialects
 from gateway.core.catalog import Operation
 from gateway.core.entry import Kind, Outcome
 from gateway.core.errors import InvalidRequest
-from gateway.core.kept_answers import Kept, Wish
+from gateway.core.kept_answers import ANSWER_BYTES_MAX, Kept, Wish
+from gateway.core.meter import StreamMeter
+from gateway.pipeline.call import Opened
 from gateway.pipeline.exchange import Exchange, World
 from gateway.ports import Answer
 
 HEADER = "x-response-cache"
 LABEL = "response_cache_s"
 LIFE_MAX_S = 86_400
+_STREAM = "text/event-stream"
 _KEPT = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES, Operation.EMBEDDINGS})
 
 
@@ -30,7 +34,7 @@ def wish(x: Exchange) -> Wish | None:
     if own is None and usual is None:
         return None
     life_s, tools = _parsed(own) if own is not None else (_seconds(usual or ""), False)
-    if not life_s or x.facts.stream or x.operation not in _KEPT or (x.facts.tool_count and not tools):
+    if not life_s or x.operation not in _KEPT or (x.facts.tool_count and not tools):
         return None
     scope = f"{x.caller.tenant_id}\0{x.operation}\0{x.incoming.query}\0".encode()
     digest = hashlib.blake2b(scope, digest_size=32)
@@ -65,6 +69,8 @@ def again(world: World, x: Exchange, wanted: Wish) -> Answer | None:
     if kept is None or not x.caller.may_use(x.facts.model, *kept.names):
         return None
     world.answers.given += 1
+    expose = world.policy.expose_cost
+    stream = _replayed(x.operation, kept.body, expose) if kept.content_type.startswith(_STREAM) else None
     headers = [
         ("x-task-id", x.task.task_id),
         ("x-model", kept.model),
@@ -82,30 +88,79 @@ def again(world: World, x: Exchange, wanted: Wish) -> Answer | None:
         task_id=x.task.task_id,
         client=x.client,
         deployment=kept.deployment,
-        body=dialects.with_cost(x.operation, kept.body, "0") if world.policy.expose_cost else kept.body,
+        body=b"" if stream else dialects.with_cost(x.operation, kept.body, "0") if expose else kept.body,
+        stream=stream,
     )
+
+
+async def _replayed(operation: Operation, events: bytes, expose_cost: bool) -> AsyncGenerator[bytes, None]:
+    """A stream as it was sent, with its cost put right."""
+    meter = StreamMeter(operation, hide_usage=False, price=lambda _: "0" if expose_cost else None)
+    yield meter.feed(events) + meter.end()
+
+
+async def recorded(
+    world: World,
+    x: Exchange,
+    wanted: Wish,
+    opened: Opened,
+    answer: Answer,
+    stream: AsyncGenerator[bytes, None],
+) -> AsyncGenerator[bytes, None]:
+    """The same stream, which is kept if it ends as it should. Closing it closes the other, as `meter.pump` says."""
+    events = _recording(world, x, wanted, opened, answer, stream)
+    await anext(events)  # as in `meter.pump`: what was never started closes nothing
+    return events
+
+
+async def _recording(
+    world: World,
+    x: Exchange,
+    wanted: Wish,
+    opened: Opened,
+    answer: Answer,
+    stream: AsyncGenerator[bytes, None],
+) -> AsyncGenerator[bytes, None]:
+    parts: list[bytes] = []
+    size = 0
+    try:
+        yield b""
+        async for data in stream:
+            size += len(data)
+            if size <= ANSWER_BYTES_MAX:
+                parts.append(data)
+            else:
+                parts.clear()
+            yield data
+    finally:
+        await stream.aclose()
+        meter = opened.meter
+        # Whoever hangs up on the last event, as Codex does, had all of it.
+        if meter is not None and meter.complete and meter.error is None and parts:
+            _keep(world, x, wanted, opened.deployment.name, b"".join(parts), answer.content_type)
 
 
 def keep(
     world: World, x: Exchange, wanted: Wish, deployment: str, outcome: Outcome | None, answer: Answer
 ) -> None:
     """Keep a whole, good answer. `answer.body` is still as the provider sent it."""
-    at = next((d for d in x.route.candidates if d.name == deployment), None)
-    if (
-        at is None
-        or outcome is None
-        or outcome.kind is not Kind.POST
-        or outcome.error
-        or answer.status != 200
-    ):
+    if outcome is None or outcome.kind is not Kind.POST or outcome.error or answer.status != 200:
         return
+    if _keep(world, x, wanted, deployment, answer.body, answer.content_type):
+        answer.headers.append((HEADER, "stored"))
+
+
+def _keep(world: World, x: Exchange, wanted: Wish, deployment: str, body: bytes, content_type: str) -> bool:
+    at = next((d for d in x.route.candidates if d.name == deployment), None)
+    if at is None:
+        return False
     now_s = world.clock.monotonic()
     names = (at.tier.value, at.model, *at.aliases)
     world.answers.keep(
         wanted.key,
         Kept(
-            answer.body,
-            answer.content_type,
+            body,
+            content_type,
             at.name,
             at.model,
             at.tier.value,
@@ -114,4 +169,4 @@ def keep(
             now_s + wanted.life_s,
         ),
     )
-    answer.headers.append((HEADER, "stored"))
+    return True

@@ -276,7 +276,7 @@ def _call_of(
     splices, members = x.shaped.splices, x.shaped.members
     caps = x.route.caps
     if caps.service_tier is not None or caps.reasoning_effort is not None:
-        more, added = cap_edits(facts, caps.service_tier, caps.reasoning_effort)
+        more, added = cap_edits(facts, x.incoming.body, caps.service_tier, caps.reasoning_effort)
         splices, members = (*splices, *more), members + added
     edits = dialects.Edits(
         model=deployment.upstream_model if deployment.upstream_model != facts.model else None,

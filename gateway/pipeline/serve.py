@@ -101,6 +101,9 @@ async def _answered(world: World, x: Exchange) -> Answer:
     answer = _answer(x, opened, _headers(world, x, opened))
     if opened.meter is not None:
         answer.stream = await meter.pump(world, x, opened)
+        if x.wish is not None:
+            answer.headers.append((answers.HEADER, "miss"))
+            answer.stream = await answers.recorded(world, x, x.wish, opened, answer, answer.stream)
     else:
         if x.wish is not None:
             answers.keep(world, x, x.wish, opened.deployment.name, opened.outcome, answer)

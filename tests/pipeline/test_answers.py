@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from gateway.core.entry import Kind
 from gateway.core.kept_answers import Kept, KeptAnswers
 from tests.pipeline.test_attempts import CHAT, OVERLOADED
-from tests.support.recorder import Recorder
-from tests.support.small_world import SmallWorld, deployment, key_record, provider
+from tests.support.recorder import Recorder, Script
+from tests.support.small_world import SmallWorld, Wire, deployment, key_record, provider
 
 ASK: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+EVENTS = {"Content-Type": "text/event-stream"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
@@ -44,8 +46,8 @@ async def test_the_same_request_is_answered_again_for_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("header", "more"),
-    [(None, {}), ("off", {}), ("60", {"stream": True}), ("60", {"tools": [TOOL]})],
-    ids=["nobody asked", "off", "a stream", "with tools"],
+    [(None, {}), ("off", {}), ("off", {"stream": True}), ("60", {"tools": [TOOL]})],
+    ids=["nobody asked", "off", "a stream, off", "with tools"],
 )
 async def test_what_is_not_kept(header: str | None, more: dict[str, Any]) -> None:
     async with Recorder() as upstream, SmallWorld([deployment(provider(upstream.base_url))]) as gw:
@@ -53,6 +55,52 @@ async def test_what_is_not_kept(header: str | None, more: dict[str, Any]) -> Non
             status, said, _ = await asked(gw, header, **more)
             assert (status, said) == (200, None)
         assert len(upstream.received) == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_stream_is_given_again_as_a_stream_for_nothing(path: str) -> None:
+    said = [{"role": "user", "content": "hi"}]
+    asks: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": said, "stream_options": {"include_usage": True}},
+        "/v1/messages": {"messages": said, "max_tokens": 9},
+        "/v1/responses": {"input": "hi"},
+    }
+    ask = {"model": "m", "stream": True, **asks[path]}
+    wire = Wire.ANTHROPIC if path == "/v1/messages" else Wire.OPENAI
+    async with Recorder() as upstream:
+        at = deployment(provider(upstream.base_url, wire))
+        async with SmallWorld([at]) as gw:
+
+            async def events() -> tuple[str, str, dict[str, str], bytes]:
+                async with gw.http.post(path, json=ask, headers={"x-response-cache": "60"}) as answer:
+                    assert answer.status == 200, await answer.text()
+                    names = ("x-cost-usd", "x-attempts", "age")
+                    told = {n: answer.headers[n] for n in names if n in answer.headers}
+                    said = answer.headers["x-response-cache"]
+                    return said, answer.headers["content-type"], told, await answer.read()
+
+            first, second = await events(), await events()
+            entries = await gw.settled()
+    assert (first[0], second[:3]) == (
+        "miss",
+        ("hit", first[1], {"x-cost-usd": "0", "x-attempts": "0", "age": "0"}),
+    )
+    costs = [re.findall(rb'"cost":([0-9.]+)', each[3]) for each in (first, second)]
+    assert costs[1] == [b"0"] * len(costs[0])
+    assert costs[0] > [b"0"]
+    free = [re.sub(rb'"cost":[0-9.]+', b"", each[3]) for each in (first, second)]
+    assert free[0] == free[1]
+    assert len(upstream.received) == len(entries) == 1
+
+
+async def test_a_stream_that_breaks_off_or_is_left_is_not_kept() -> None:
+    cut = Script(200, [b'data: {"choices":[{"delta":{"content":"so"}}]}\n\n'], EVENTS)
+    async with Recorder() as upstream, SmallWorld([deployment(provider(upstream.base_url))]) as gw:
+        upstream.scripts = [cut]
+        assert (await asked(gw, stream=True))[1] == "miss"
+        await gw.settled()
+        assert (await asked(gw, stream=True))[1] == "miss"
+        assert (await asked(gw, stream=True))[1] == "hit"
 
 
 async def test_tools_are_kept_where_that_is_said() -> None:
