@@ -54,7 +54,9 @@ async def test_a_server_that_drains_behind_a_healthy_probe_is_left_at_once(
         leaving, staying = tier.replicas
         leaving.engine.hold_at = 1
         streams = [asyncio.create_task(tier.ask(f"{i} " * 500, stream=True)) for i in range(4)]
-        await leaving.engine.until(held=1)
+        await tier.until(lambda: len(leaving.seen) + len(staying.seen) == 4)
+        await leaving.engine.until(held=len(leaving.seen))
+        assert leaving.engine.held
         ending = asyncio.create_task(leaving.terminate())
         await tier.until(lambda: leaving.draining)
         before = len(leaving.seen)
