@@ -134,6 +134,14 @@ def migrate(
     return database.migrate(config, down=down)
 
 
+@app.command("backup-check")
+def backup_check(config: Config = None, as_json: Json = False) -> int:
+    """Does a restored database fit together: schema, ledger, budgets, sums, holds, audit trail? Changes nothing."""
+    from gateway.commands import backup_check
+
+    return backup_check.backup_check(config, as_json)
+
+
 @app.command()
 def check(config: Config = None, as_json: Json = False) -> int:
     """Read the configuration: every problem with its line, or what it amounts to."""

@@ -7,6 +7,7 @@ migrations are SQL only; one that moves rows says so in SQL, and SQLite's `batch
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 import gateway
+from gateway.core.errors import Unavailable
 from gateway.storage.database import Database, open_database
-from gateway.storage.transact import Fetch, Script, Sql, Tx
+from gateway.storage.transact import Conflict, Fetch, Script, Sql, StoreDown, Tx
 
 _HAS_VERSION = Sql.of(
     postgres="SELECT to_regclass('alembic_version') IS NOT NULL",
@@ -25,6 +27,12 @@ _HAS_VERSION = Sql.of(
 )
 _VERSION = Sql("SELECT version_num FROM alembic_version")
 _ONE_AT_A_TIME = Sql("SELECT pg_advisory_xact_lock(7305511)")
+
+
+#: How long a migration may take; it builds indexes over what is there.
+TIMEOUT_S = 3_600.0
+LOCK_TIMEOUT_MS = 3_000
+LOCK_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class SchemaMismatch(Exception):
@@ -39,23 +47,42 @@ class SchemaMismatch(Exception):
         )
 
 
-async def check(database: Database) -> None:
-    """Raises `SchemaMismatch` unless the schema is at the newest revision, `Unavailable` if the store is down."""
+async def check(database: Database) -> str:
+    """The revision of the schema. Raises `SchemaMismatch` for one that is older than this version, `Unavailable` if the
+    store is down. A newer one will do: migrations only add (tests/storage/test_upgrade.py), so a process of this version
+    may start beside those of the next, or after it was given up.
+    """
     wanted = _scripts().get_current_head() or ""
     found = await database.read(_found)
-    if found != wanted:
+    if found is None or found < wanted:
         raise SchemaMismatch(found, wanted)
+    return found
 
 
 async def migrate(url: str, target: str = "head") -> str | None:
     """Bring the database at `url` to `target`, up or down: a revision, "head", "base", "+1" or "-1".
 
     Returns the revision that it is at afterwards (None = empty). Two processes that migrate at once do so one after
-    the other. Raises `Unavailable` if the store is down, alembic's `CommandError` for an unknown target.
+    the other. Whoever waits for a table's lock lets everybody behind it wait, so a migration waits for a few seconds
+    only, gives way, and tries again. Raises `Unavailable` if that never succeeds or the store is down, alembic's
+    `CommandError` for an unknown target.
     """
     database = open_database(url)
+    migration = partial(_migrate, database.postgres_dsn is not None, target)
     try:
-        return await database.write(partial(_migrate, database.postgres_dsn is not None, target))
+        for pause_s in (*LOCK_PAUSES_S, None):
+            try:
+                return await database.writer.run(migration, TIMEOUT_S)
+            except Conflict as e:
+                if pause_s is None:
+                    raise Unavailable(
+                        f"others hold locks on tables for too long ({e}); nothing was changed: end long transactions, "
+                        "then migrate again"
+                    ) from e
+                await asyncio.sleep(pause_s)
+            except StoreDown as e:
+                raise Unavailable(f"the database does not answer: {e}") from e
+        raise AssertionError("not reached")
     finally:
         await database.close()
 
@@ -63,6 +90,7 @@ async def migrate(url: str, target: str = "head") -> str | None:
 def _migrate(postgres: bool, target: str) -> Tx[str | None]:
     if postgres:
         yield Fetch(_ONE_AT_A_TIME)
+        yield Script([f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"])
     found = yield from _found()
     statements = render("postgresql" if postgres else "sqlite", found, target)
     if statements:
