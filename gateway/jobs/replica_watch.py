@@ -23,7 +23,7 @@ SLOW_MAX = 3
 #: What a replica serves is asked again this often: somebody may have replaced the server behind an address.
 MODELS_EVERY_S = 60.0
 #: Beyond this many replicas each is asked less often.
-_AT_FULL_PACE = 50
+_AT_FULL_PACE = 25
 
 _log = logging.getLogger("gateway")
 

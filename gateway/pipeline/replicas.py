@@ -5,6 +5,8 @@ Only for deployments that have replicas; where they are and whether they are wel
 
 from __future__ import annotations
 
+import logging
+
 from msgspec.structs import replace
 
 from gateway.core.catalog import Deployment
@@ -21,12 +23,16 @@ from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, OnReplica, World
 
 _NO_PROMPT = Ask()
+#: By these, engines and other routers let a client say where it goes. None is forwarded, and none is heeded here.
+_STEERING = ("x-replica", "x-data-parallel-rank", "x-vllm-priority")
+_log = logging.getLogger(__name__)
 #: How an attempt ends that says nothing of its replica: our credential, our fault, or a request that nobody would serve.
 _NOT_ITS_FAULT = frozenset({"client_gone", "upstream_refused", "upstream_auth", "internal"})
 
 
 def choose(world: World, x: Exchange, deployment: Deployment, attempt: Attempt) -> None:
     """Raises `UpstreamUnreachable` (nothing was sent) if there is no replica at all."""
+    _pass_over_wishes(world, x)
     group = world.replicas.get(deployment.name)
     pick = None
     if group is not None:
@@ -38,6 +44,14 @@ def choose(world: World, x: Exchange, deployment: Deployment, attempt: Attempt) 
         raise UpstreamUnreachable(f"no replica of {deployment.name} can be used", billed=False)
     group.sent(attempt.attempt_id, ask, pick, now_s)
     x.replica = OnReplica(group, pick.address, attempt.attempt_id)
+
+
+def _pass_over_wishes(world: World, x: Exchange) -> None:
+    for name in _STEERING:
+        if name in x.incoming.headers and world.told.first(f"own {name}/{x.caller.key_id}"):
+            _log.warning(
+                "key %s sends the header %s; it picks no replica, now and from now on", x.caller.key_id, name
+            )
 
 
 def first_chunk(world: World, on: OnReplica) -> None:

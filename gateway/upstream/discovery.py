@@ -8,6 +8,7 @@ needs `get` and `list` on `endpointslices` of `discovery.k8s.io` in that namespa
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -27,6 +28,8 @@ REPLICAS_MAX = 256
 _ANSWER_BYTES_MAX = 16 << 20
 API = "https://kubernetes.default.svc"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_log = logging.getLogger("gateway")
 
 Address = tuple[str, int]  # of a machine, and a port
 
@@ -56,6 +59,7 @@ class Discovery:
         self._api, self._account = api, account
         self._http: aiohttp.ClientSession | None = None
         #: A resolver that hangs keeps one thread, however often it is asked.
+        self._told: set[ReplicaSource] = set()  # of too many addresses
         self._lookups: dict[Address, asyncio.Future[Sequence[Address]]] = {}
 
     async def start(self) -> None:
@@ -78,8 +82,12 @@ class Discovery:
                 found = await self._resolved(source.host, int(source.port))
             case ReplicaKind.KUBERNETES:
                 found = list(endpoints(await self._slices(source), source.port))
+        where = source.host or source.service
         if not found:
-            raise Unanswered(f"{source.host or source.service} has no address")
+            raise Unanswered(f"{where} has no address")
+        if len(found) > REPLICAS_MAX and source not in self._told:
+            self._told.add(source)
+            _log.warning("%s has %d addresses; %d are used", where, len(found), REPLICAS_MAX)
         urls = (f"{source.scheme}://{_bracketed(host)}:{port}{source.path}" for host, port in sorted(found))
         return tuple(dict.fromkeys(urls))[:REPLICAS_MAX]
 

@@ -108,7 +108,7 @@ async def test_each_is_asked_at_its_pace_and_what_it_serves_once_a_minute() -> N
 async def test_hundreds_are_asked_less_often_each() -> None:
     world = World(*(f"http://10.0.1.{n}:8000/v1" for n in range(200)))
     await world.watch.begin()
-    for _ in range(8):
+    for _ in range(16):
         await world.passes(0.5)
     assert len(world.asked) == 400
 

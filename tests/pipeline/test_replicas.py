@@ -100,7 +100,9 @@ async def test_a_conversation_stays_where_its_prefix_is_and_others_spread() -> N
         assert outcome.note == f"replica {served['a'][0]}"
 
 
-async def test_no_header_of_a_client_picks_a_replica() -> None:
+async def test_no_header_of_a_client_picks_a_replica_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with tier() as t:
         for name in ("x-replica", "x-data-parallel-rank", "x-vllm-priority"):
             names = set()
@@ -115,6 +117,8 @@ async def test_no_header_of_a_client_picks_a_replica() -> None:
             for replica in t.replicas
             for r in replica.received
         )
+        said = [m.partition("the header ")[2].partition(";")[0] for m in caplog.messages if "the header" in m]
+        assert said == ["x-replica", "x-data-parallel-rank", "x-vllm-priority"]
 
 
 @pytest.mark.parametrize(
