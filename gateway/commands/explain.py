@@ -45,6 +45,8 @@ def lines(attempt: dict[str, Any]) -> list[str]:
         told.append(f"  before  {attempt['previous_request_id']}, answered {seconds:,.1f} s earlier")
     if attempt["transforms"]:
         told.append(f"  changed {', '.join(attempt['transforms'])} (cache level {attempt['level']})")
+    if attempt.get("vendor_says"):
+        told.append(f"  vendor  {attempt['vendor_says']}, says the provider")
     if attempt["prevented_by"]:
         told.append(f"  level   {attempt['prevented_by']} would have kept this from happening")
     if attempt["advice"]:

@@ -105,3 +105,4 @@ class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
     unseen: bool = False  # the task had requests before, but not in the memory of this process
     level: str = ""  # at which its prompt was shaped (core/shaping.py)
     applied: tuple[str, ...] = ()  # the transforms that changed it
+    vendor: str = ""  # the provider's own word on it (core/second_opinion.py)

@@ -37,6 +37,7 @@ class StreamMeter:
         self._splitter = SseSplitter()
         self._usage: Mapping[str, Any] | None = None
         self._service_tier = ""
+        self.usage_events: tuple[bytes, bytes] = (b"", b"")  # the first and the last that have usage
         self._told = False  # usage came where the dialect reports the final one
         self.reading: Reading | None = None
         self.finish = ""
@@ -107,6 +108,7 @@ class StreamMeter:
             self.output_bytes += facts.output_bytes
         if facts.usage is not None:
             self._take_usage(facts)
+            self.usage_events = (self.usage_events[0] or data, data)
         self.complete = self.complete or facts.terminal
         self.finish = facts.finish or self.finish
         self.response_id = self.response_id or facts.response_id

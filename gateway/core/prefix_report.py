@@ -78,6 +78,7 @@ def attempt_report(
         "advice": None if cause is None else advice(cause),
         "level": place.level or None,
         "transforms": list(place.applied),
+        "vendor_says": place.vendor or None,
         "prevented_by": _prevented_by(cause, place.level),
     }
 

@@ -58,6 +58,7 @@ class CachingPolicy:
     deployments: Mapping[str, Level] = field(default_factory=dict)
     off: frozenset[Transform] = frozenset()
     trim: TrimPolicy = field(default_factory=TrimPolicy)
+    diagnostics: bool = False  # vendors are asked why a prompt was not read (`core.second_opinion`)
 
     def level_for(self, asked: Level | None, key_id: str, team_id: str, deployment: str) -> Level:
         if asked is not None:

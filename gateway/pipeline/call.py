@@ -30,6 +30,7 @@ from gateway.core.quota import used_up_for_s
 from gateway.core.usage import Quality, Usage
 from gateway.pipeline import admit, bound, breakers, replicas, settle, shape
 from gateway.pipeline.exchange import ANSWER_BYTES_MAX, Exchange, World
+from gateway.pipeline.explain import ask_vendor
 from gateway.pipeline.fallback import Way
 from gateway.pipeline.urgency import urgency_of
 from gateway.ports import Unsent, UpstreamAnswer, UpstreamCall
@@ -175,6 +176,7 @@ async def _whole(world: World, x: Exchange, o: Opened) -> None:
             upstream_status=o.answer.status, upstream_request_id=facts.response_id, reading=facts.reading
         )
     await o.answer.close()
+    x.said = body
     o.outcome = whole_outcome(world, x, o, facts)
     settle.post(world, x, o.attempt, o.outcome)
     o.body = body
@@ -278,6 +280,8 @@ def _call_of(
     if caps.service_tier is not None or caps.reasoning_effort is not None:
         more, added = cap_edits(facts, x.incoming.body, caps.service_tier, caps.reasoning_effort)
         splices, members = (*splices, *more), members + added
+    if world.caching().diagnostics:
+        members += ask_vendor(world, x, deployment)
     edits = dialects.Edits(
         model=deployment.upstream_model if deployment.upstream_model != facts.model else None,
         include_usage=(

@@ -23,6 +23,7 @@ from gateway.core.retries import RetryBudget
 from gateway.core.routing import Route
 from gateway.core.rules import RuleSet
 from gateway.core.runs import Run, Runs, Thread
+from gateway.core.second_opinion import Opinions
 from gateway.core.serving import Urgency
 from gateway.core.shaping import AS_IT_CAME, CachingPolicy, Level, Shaped, Shaper
 from gateway.core.threads import Threads
@@ -181,6 +182,7 @@ class World:
     #: seconds until a deployment's answers began, averaged; the newest weighs most
     latency: dict[str, float] = field(default_factory=dict)
     answers: KeptAnswers = field(default_factory=KeptAnswers)
+    opinions: Opinions = field(default_factory=Opinions)
     #: what of `health` has just changed; never blocks
     health_changed: Callable[[Mapping[str, HealthState]], None] = _unshared
     #: rules of virtual models, by name; swapped by a reload, too
@@ -229,6 +231,7 @@ class Exchange:
     chain: tuple[bytes, ...] = ()
     prompt: Prompt = field(init=False)
     cache_level: Level | None = None  # the request's own wish
+    said: bytes = b""  # where the answer may hold its vendor's word on the cache
     shaped: Shaped = AS_IT_CAME  # for the deployment that is tried
     input_bound: int | None = None  # tokens, at the deployment that is tried; None = nothing bounds them
     route: Route = field(init=False)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gateway.core.catalog import Operation
+from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.misses import rules_for
+from gateway.core.second_opinion import opinion
 from gateway.core.shaping import Transform
 from gateway.core.threads import Answered
 from gateway.core.usage import Quality
 from gateway.pipeline.exchange import Exchange, World
+from gateway.pipeline.shape import as_it_is
 
 _log = logging.getLogger(__name__)
 _NOTHING: frozenset[str] = frozenset()
@@ -72,7 +74,26 @@ def _explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) ->
         if outcome.first_token_ms is None
         else attempt.started_at_ms + outcome.first_token_ms,
     )
+    vendor = ""
+    if world.caching().diagnostics:
+        of = _thread(x, deployment)
+        world.opinions.answered(*of, outcome.upstream_request_id)
+        vendor = opinion(x.said)
     # That a request was the first of its kind is told from its entry alone.
     if miss is None or not (miss.lost_tokens or miss.unseen):
         return outcome
-    return replace(outcome, miss=miss)
+    return replace(outcome, miss=replace(miss, vendor=vendor) if vendor else miss)
+
+
+def ask_vendor(world: World, x: Exchange, deployment: Deployment) -> bytes:
+    """The member that asks a vendor for its own word on the cache, if it has one; b"" else."""
+    if x.operation not in _PROMPTS or not as_it_is(x, deployment):
+        return b""
+    family = deployment.provider.cache_rules or deployment.provider.name
+    rule = world.cache_rules().find(f"{family}/{deployment.upstream_model}", x.received_ms)
+    return world.opinions.asking(x.facts, rule, family, *_thread(x, deployment))
+
+
+def _thread(x: Exchange, deployment: Deployment) -> tuple[str, str, str]:
+    target = f"{deployment.name}/{deployment.upstream_model}"
+    return x.task.task_id, f"{x.signal.purpose}/{x.signal.agent_id}", target

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from gateway.core import meter as meters
-from gateway.core.catalog import OnDisconnect
+from gateway.core.catalog import OnDisconnect, Operation
 from gateway.core.dialects import ABORT
 from gateway.core.entry import Outcome
 from gateway.core.errors import UpstreamAborted, UpstreamError, UpstreamLost, provider_request_id
@@ -109,6 +109,7 @@ def stream_outcome(world: World, x: Exchange, o: Opened, finish: str, error: str
     if meter is None:
         raise RuntimeError("stream_outcome needs an opened stream")
     reading = meter.reading
+    x.said = meter.usage_events[0 if x.operation is Operation.MESSAGES else 1]
     if reading is not None and meter.final:
         quality, note = Quality.EXACT, ""
     else:

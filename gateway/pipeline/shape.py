@@ -105,7 +105,7 @@ def _shaped(
                 links=x.chain,
                 scope=(x.caller.key_id, x.client, x.signal.external_id),
                 rule=rule,
-                native=_as_it_is(x, deployment),
+                native=as_it_is(x, deployment),
                 level=level,
                 off=policy.off,
                 trim=policy.trim,
@@ -123,7 +123,7 @@ def _shaped(
         return AS_IT_CAME
 
 
-def _as_it_is(x: Exchange, deployment: Deployment) -> bool:
+def as_it_is(x: Exchange, deployment: Deployment) -> bool:
     """The body leaves in the dialect in which it came."""
     return deployment.native(x.operation) and deployment.provider.wire is not Wire.LITELLM
 
@@ -142,7 +142,7 @@ def _protected(world: World, x: Exchange, deployment: Deployment, found: Shaped,
         x.facts,
         salt=_salt(world, x.caller, apart),
         priority=priority_of(world, x, deployment),
-        native=_as_it_is(x, deployment),
+        native=as_it_is(x, deployment),
     )
 
 

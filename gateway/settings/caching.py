@@ -22,6 +22,7 @@ def read_caching(section: Section, teams: Collection[str], deployments: Collecti
         deployments=_levels(section.section("deployments"), deployments, "there is no deployment"),
         off=frozenset(_off(section)),
         trim=_trim(section),
+        diagnostics=section.flag("vendor_diagnostics", False),
     )
     section.done()
     return policy
