@@ -24,13 +24,15 @@ from tests.storage import worlds
 from tests.support.running import Running, running
 
 DASHBOARDS = Path(__file__).resolve().parents[2] / "config" / "grafana" / "dashboards"
-#: Those that show what everything has cost.
+#: Those that show all of something in dollars, and the column in which.
 TABLES = {
-    "Keys that spend most",
-    "Models",
-    "Tasks that spend most",
-    "Teams that spend most",
-    "Tiers and deployments",
+    "Keys that spend most": "Cost",
+    "Models": "Cost",
+    "Tasks that spend most": "Cost",
+    "Teams that spend most": "Cost",
+    "Tiers and deployments": "Cost",
+    "Where it is lost": "Lost",
+    "Who was refused": "Would have held",
 }
 #: Everything that was used so far.
 NOW_S = int(time.time())
@@ -82,7 +84,12 @@ async def test_all_sums_agree(store: str) -> None:
         assert counted["tollhouse_refused_usd_total"] == refused["nano_usd"] > 0
         assert counted["tollhouse_holds_refused_total"] == refused["holds"] == 6
         if gw.app.database.postgres_dsn is not None:
-            assert await dashboards(gw) == dict.fromkeys(TABLES, told["cost_nano_usd"])
+            amounts = {
+                "Cost": told["cost_nano_usd"],
+                "Lost": sum(lost.values()),
+                "Would have held": refused["nano_usd"],
+            }
+            assert await dashboards(gw) == {title: amounts[column] for title, column in TABLES.items()}
 
 
 def sums_of(entries: list[dict[str, Any]]) -> dict[str, int]:
@@ -229,7 +236,8 @@ async def dashboards(gw: Running) -> dict[str, int]:
     for path in DASHBOARDS.glob("*.json"):
         for panel in json.loads(path.read_text())["panels"]:
             for query in panel.get("targets", ()):
-                if panel["title"] in TABLES and "rawSql" in query:
+                column = TABLES.get(panel["title"])
+                if column is not None and "rawSql" in query:
                     sql = re.sub(r"LIMIT \d+$", "", query["rawSql"])
                     for name, value in (
                         ("$__from", "0"),
@@ -237,6 +245,6 @@ async def dashboards(gw: Running) -> dict[str, int]:
                         ("${team:sqlstring}", "'default'"),
                     ):
                         sql = sql.replace(name, value)
-                    rows = await worlds.rows(gw.app.database, f'SELECT "Cost" FROM ({sql}) AS shown')
+                    rows = await worlds.rows(gw.app.database, f'SELECT "{column}" FROM ({sql}) AS shown')
                     found[panel["title"]] = sum(round(Decimal(str(row[0])).scaleb(9)) for row in rows)
     return found
