@@ -17,7 +17,6 @@ No clock, no chance, no IO of its own: times are seconds of one monotonic clock,
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
@@ -49,7 +48,7 @@ _HANDICAP_REQUESTS = 64
 #: Beside the wait for what this prompt computes anew, the same work counts as a loss for all: a little where it fits,
 #: more where it displaces what others will then compute anew, and the more the longer everybody waits (by _SATURATION
 #: when the least busy replica is tau behind). Weights were chosen with bench/gpu_routing.py.
-_FORESIGHT, _SATURATION, _SATURATION_MAX = 0.5, 16.0, 16.0
+_FORESIGHT, _SATURATION = 0.5, 16.0
 _THREAD_BYTES = 420
 _SESSION_BYTES = 200
 
@@ -147,29 +146,41 @@ class Fleet:
         share = self._policy.block_bytes / max(1, ask.chain.chars)
         per_block, warm_from = prompt_tokens * share, self._policy.warm_ratio / share
         decode_bound = self._policy.decode_bound
-        loads = [
-            (*self._load(r, now_s), r)
-            for r in self._members.values()
-            if r.usable(now_s) and r.address not in avoid
-        ]
+        # Runs for every replica of every request, so nothing is called that need not be.
+        loads: list[tuple[float, float, Replica]] = []
+        for r in self._members.values():
+            if r.drained or not r.reachable or now_s < r.cooled_until_s or r.address in avoid:
+                continue
+            if r.plain:
+                loads.append((r.backlog + r.peer_backlog, r.active + r.peer_active, r))
+            else:
+                loads.append((*self._load(r, now_s), r))
         if not loads:
             return self._last_resort(ask, past, prompt_tokens, now_s, avoid)
-        saturation = min(_SATURATION_MAX, _SATURATION * min(load for load, _, _ in loads) / max(1, self._tau))
+        saturation = _SATURATION * min(load for load, _, _ in loads) / max(1, self._tau)
+        told = self._told_of(past)
         best: list[_Choice | None] = [None, None]  # of the cold, of the warm
         least = [float("inf"), float("inf")]
         for load, active, replica in loads:
-            blocks = self._matched(replica, links, past)
+            index = replica.index
+            blocks = index.match(links)
+            if told is not None and blocks < told.blocks and told.address == replica.address:
+                blocks = told.blocks
             if decode_bound:
                 score = active
             else:
-                weight = _FORESIGHT + saturation + _FORESIGHT * replica.index.under_pressure
-                later = replica.expected.match(links) if replica.prefilling else blocks
-                score = load + prompt_tokens - blocks * per_block
-                score += weight * (prompt_tokens - max(blocks, later) * per_block)
+                anew = prompt_tokens - blocks * per_block
+                later = anew
+                if replica.prefilling:
+                    later -= max(0, replica.expected.match(links) - blocks) * per_block
+                weight = _FORESIGHT + saturation
+                if index.blocks >= index.pressed_from:
+                    weight += _FORESIGHT
+                score = load + anew + weight * later
             warm = blocks > 0 and blocks >= warm_from
             if load < least[warm]:
                 least[warm] = load
-            rank = (score, active, replica.index.blocks)
+            rank = (score, active, index.blocks)
             choice = best[warm]
             if choice is None or rank < choice[0]:
                 best[warm] = (rank, blocks, replica)
@@ -186,12 +197,9 @@ class Fleet:
         assert choice is not None, "one of the two is there"
         return self._picked(ask, past, prompt_tokens, choice[2], choice[1], why)
 
-    def _matched(self, replica: Replica, links: array[int], past: Placed | None) -> int:
-        blocks = replica.index.match(links)
-        if past is not None and blocks < past.blocks and past.address == replica.address:
-            # Another process sent it there, so its index has it and ours does not.
-            return past.blocks if past.thread in self._told else blocks
-        return blocks
+    def _told_of(self, past: Placed | None) -> Placed | None:
+        """A thread that another process has placed: the index of its replica has it there, and not here."""
+        return past if past is not None and past.thread in self._told else None
 
     def _load(self, replica: Replica, now_s: float) -> tuple[float, float]:
         """(uncached tokens before it, requests in flight), own counts first."""
@@ -214,7 +222,10 @@ class Fleet:
         if not left:
             return None
         replica = min(left, key=lambda r: (not r.reachable, r.cooled_until_s, self._load(r, now_s)))
-        blocks = self._matched(replica, ask.chain.links, past)
+        told = self._told_of(past)
+        blocks = replica.index.match(ask.chain.links)
+        if told is not None and told.address == replica.address:
+            blocks = max(blocks, told.blocks)
         return self._picked(ask, past, prompt_tokens, replica, blocks, Why.LAST_RESORT)
 
     def _picked(

@@ -36,6 +36,8 @@ class PrefixIndex:
     def __init__(self, capacity: int, nodes_max: int = NODES_MAX) -> None:
         self._nodes_max = nodes_max
         self._capacity = max(1, capacity)
+        #: with so many blocks, what comes displaces something, or soon will
+        self.pressed_from = self._capacity * 0.9
         self._clock = 0
         self._root = _Node(array("Q"), None)
         self._order: OrderedDict[_Node, None] = OrderedDict()  # the least recently used first
@@ -46,16 +48,12 @@ class PrefixIndex:
         return self._capacity
 
     @property
-    def under_pressure(self) -> bool:
-        """What comes displaces something, or soon will."""
-        return self.blocks * 10 >= self._capacity * 9
-
-    @property
     def size_bytes(self) -> int:
         return self.blocks * 8 + len(self._order) * NODE_BYTES
 
     def resize(self, capacity: int) -> None:
         self._capacity = max(1, capacity)
+        self.pressed_from = self._capacity * 0.9
         self._evict()
 
     def clear(self) -> None:

@@ -88,9 +88,6 @@ class Replica:
         others = max(0, self._foreign - self.peer_active)
         return min(others, self._foreign_waiting), others
 
-    def usable(self, now_s: float) -> bool:
-        return self.reachable and not self.drained and now_s >= self.cooled_until_s
-
     # --- health ------------------------------------------------------------------------------------------
 
     def failed(self, sent_s: float, now_s: float, *, aborted: bool) -> None:
