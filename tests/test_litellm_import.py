@@ -165,3 +165,14 @@ def test_what_is_no_such_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(text, "utf-8")
     told = said(capsys, "import", "litellm", str(path))
     assert (told.status, str(path) in told.err.replace("\n", "")) == (2, True)
+
+
+def test_how_deployments_are_chosen_and_how_many_calls_they_take_is_carried(tmp_path: Path) -> None:
+    theirs = yaml.safe_load(THEIRS)
+    theirs["router_settings"]["routing_strategy"] = "cost-based-routing"
+    theirs["model_list"][0]["litellm_params"]["max_parallel_requests"] = 7
+    found = imported(theirs, LISTED)
+    settings = settings_of(found.config, tmp_path, found.variables)
+    assert settings.catalog.order == "price"
+    assert [d.concurrent for d in settings.catalog.deployments if d.model == "sol"] == [7, None]
+    assert not [left for left in found.left if "routing_strategy" in left.where or "parallel" in left.where]

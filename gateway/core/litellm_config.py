@@ -58,23 +58,25 @@ _CARRIED_PARAMS = frozenset(
     {"api_version", "aws_region_name", "region_name", "vertex_project", "vertex_location", "organization"}
 )
 _OPERATIONS = {"chat": None, "completion": None, "responses": None, "embedding": ["embeddings"]}
+#: `routing_strategy` -> which of several deployments is asked first.
+_ORDERS = {"simple-shuffle": "weight", "cost-based-routing": "price", "latency-based-routing": "latency"}
 _WHY = {
     "router_settings.routing_strategy": "candidates are tried by priority, weight, health and where the cache is warm",
     "router_settings.fallbacks": "deployments of one model name stand in for one another; others by tier: see `fallbacks` and virtual_models",
-    "router_settings.context_window_fallbacks": "write a rule on request.context_tokens",
+    "router_settings.context_window_fallbacks": "a prompt that is too long goes to a model with a larger window by itself; set context_tokens",
     "router_settings.content_policy_fallbacks": "a refusal by the provider goes to the caller",
     "router_settings.num_retries": "retries are decided by what the provider billed, not by a number",
     "router_settings.cooldown_time": "deployments are ejected and probed by their own record",
     "router_settings.allowed_fails": "deployments are ejected and probed by their own record",
     "litellm_settings.num_retries": "retries are decided by what the provider billed, not by a number",
     "litellm_settings.drop_params": "parameters reach the provider as they were sent",
-    "litellm_settings.cache": "answers are not cached; prompts are kept cacheable instead",
-    "litellm_settings.cache_params": "answers are not cached; prompts are kept cacheable instead",
+    "litellm_settings.cache": "give keys the label response_cache_s (docs/routing.md); nothing is answered from a cache unasked",
+    "litellm_settings.cache_params": "answers are kept in the memory of each process, for keys with the label response_cache_s",
     "litellm_settings.callbacks": "metrics are always at the admin port; for traces set telemetry.otlp_endpoint",
     "litellm_settings.success_callback": "metrics are always at the admin port; for traces set telemetry.otlp_endpoint",
     "litellm_settings.failure_callback": "metrics are always at the admin port; for traces set telemetry.otlp_endpoint",
     "litellm_settings.set_verbose": "set log_level: debug",
-    "general_settings.alerting": "set webhook: {url, secret}",
+    "general_settings.alerting": "set webhook: {url, secret}, or POST /admin/v1/webhooks",
     "general_settings.store_model_in_db": "models stand in the configuration file",
     "general_settings.database_url": "keys, teams and spend stay in that database: make them anew; ours needs a database of its own",
     "environment_variables": "set them in the environment of the process",
@@ -260,7 +262,8 @@ class _Providers:
             if isinstance(value, int) and value > 0:
                 deployment[ours] = value
         info.pop("max_tokens", None)
-        for theirs, ours in (("weight", "weight"), ("order", "priority")):
+        limits = (("weight", "weight"), ("order", "priority"), ("max_parallel_requests", "concurrent"))
+        for theirs, ours in limits:
             value = params.pop(theirs, None)
             if isinstance(value, int):
                 deployment[ours] = value
@@ -315,6 +318,8 @@ def _router(out: Imported, router: Yaml, providers: _Providers) -> None:
             _aliases(out, value, providers, where)
         elif name == "timeout" and isinstance(value, int | float):
             out.config.setdefault("timeouts", {})["total_s"] = value
+        elif name == "routing_strategy" and value in _ORDERS:
+            out.config["candidate_order"] = _ORDERS[value]
         elif name == "redis_url":
             out.config["redis_url"] = out.secret(value, where)
         elif name == "redis_host":
