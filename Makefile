@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 4000
 ADMIN_PORT ?= 4001
 
-.PHONY: help run test check demo bench bench-replay bench-usage dashboards faults simulate crash herd fuzz-admin refusals test-vllm fmt types lock prices clean
+.PHONY: help run test check demo bench bench-replay bench-gpu bench-usage dashboards faults simulate crash herd fuzz-admin refusals test-vllm fmt types lock prices clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -e 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ bench: $(VENV)/dev.stamp ## compare with the yardsticks (needs ../shared/bench, 
 
 bench-replay: $(VENV)/dev.stamp ## replay recorded agents (needs ../shared) against providers' cache rules and write the table
 	@$(BIN)/python bench/replay.py
+
+bench-gpu: $(VENV)/dev.stamp ## play ways of picking a replica against simulated ones (traces of ../shared if there) and write the table
+	@$(BIN)/python -m bench.gpu_routing $(GPU)
 
 ENTRIES ?= 10000000
 bench-usage: $(VENV)/dev.stamp ## reports of a month out of a year of ENTRIES entries in a throw-away Postgres, beside full scans
