@@ -330,7 +330,7 @@ class Fleet:
         replica.reported_tokens += cached
         block = replica.block_tokens or DEFAULT_BLOCK_TOKENS
         replica.predictions += 1
-        replica.predictions_close += abs(cached - pick.predicted_cached_tokens) <= block
+        replica.predictions_close += abs(cached - pick.predicted_cached_tokens) < block
         block_chars = self._policy.block_bytes
         slack = block + 2 * block_chars / self._estimates.chars_per_token
         if cached + slack >= pick.predicted_cached_tokens:
