@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from random import Random
+from typing import TYPE_CHECKING
 
 from gateway.admin.ports import ReplicaState
 from gateway.core.catalog import Catalog
@@ -19,6 +20,9 @@ from gateway.telemetry.page import Across
 from gateway.upstream.discovery import Discovery
 from gateway.upstream.http import HttpUpstream
 from gateway.upstream.replicas import HttpReplicas
+
+if TYPE_CHECKING:
+    from gateway.storage.redis_replicas import RedisReplicas
 
 _IN_USE = frozenset({Health.READY, Health.RETURNING, Health.FULL})
 #: What a replica is called that is none of its deployment, or that nobody has asked yet.
@@ -36,8 +40,7 @@ class Fleets:
         self.groups = groups
         self._monotonic = monotonic
         self._rows: tuple[float, list[ReplicaState]] = float("-inf"), []
-        #: (deployment, address, drained): told to other processes
-        self.drained: Callable[[str, str, bool], None] = lambda _deployment, _address, _on: None
+        self.shared: RedisReplicas | None = None  # with other processes
 
     def rows(self) -> list[ReplicaState]:
         """By deployment, then address; those that are gone lately are there, too."""
@@ -60,7 +63,8 @@ class Fleets:
         if address is None:
             return None
         group.fleet.drain(address, on)
-        self.drained(deployment, address, on)
+        if self.shared is not None:
+            self.shared.drained(deployment, address, on)
         _log.warning("%s: replica %s %s, by %s", deployment, address, "drained" if on else "undrained", who)
         return address
 

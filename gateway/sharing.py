@@ -74,6 +74,6 @@ async def share(
     jobs.watch(health.run(), "shared health")
     replicas = RedisReplicas(url, fleets.groups, own=replica_id, monotonic=clock.monotonic)
     stack.push_async_callback(replicas.close)
-    fleets.drained = replicas.drained
+    fleets.shared = replicas
     jobs.watch(replicas.run(), "shared replicas")
     return Shared(limits, prefixes, health.changed, bindings, learned, artifacts)

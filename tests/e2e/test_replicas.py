@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
+import aiohttp
+
+from gateway.settings import load
 from tests.support.fake_vllm import Lies, Options
-from tests.support.gpu_tier import GpuTier, gpu_tier
+from tests.support.gpu_tier import GpuTier, gpu_tier, written
+from tests.support.servers import redis_server
 
 
 async def test_killing_one_of_three_under_load(sqlite_url: str, tmp_path: Path) -> None:
@@ -153,5 +159,76 @@ async def test_a_server_that_is_no_replica_is_shown_and_not_used(sqlite_url: str
         assert [bool(r.seen) for r in tier.replicas] == [True, False, False, True, True]
         async with tier.admin.get("/metrics") as answer:
             page = await answer.text()
-        up = [float(line.split()[-1]) for line in page.splitlines() if line.startswith("tollhouse_replica_up{")]
+        up = [
+            float(line.split()[-1]) for line in page.splitlines() if line.startswith("tollhouse_replica_up{")
+        ]
         assert sorted(up) == [0, 0, 1, 1, 1]
+
+
+async def test_a_name_that_leads_nowhere_and_later_to_a_server(sqlite_url: str, tmp_path: Path) -> None:
+    nowhere = {"urls": None, "dns": {"host": "nowhere.invalid", "port": 8000}}
+    async with gpu_tier(sqlite_url, tmp_path, [Options()], source=nowhere) as tier:
+        status, name, text = await tier.ask()
+        assert (status, name) == (502, "")
+        assert "no replica of gpu/small can be used" in text
+        assert {(e["kind"], e["error"]) for e in await tier.entries()} == {("void", "upstream_unreachable")}
+        async with tier.admin.get("/metrics") as answer:
+            page = await answer.text()
+        assert 'tollhouse_replicas_lookup_failed{deployment="gpu/small"} 1' in page
+
+        local = {"dns": {"host": "localhost", "port": tier.replicas[0].port}, "poll_s": 0.1, "refresh_s": 0.5}
+        text = json.dumps({**json.loads(tier.config.read_text()), **written(local)})
+        tier.config.write_text(text)
+        tier.app.reload(lambda: load(tier.config, {}))
+        await tier.until(lambda: any(row.in_use for row in tier.rows().values()))
+        tier.app.health.clear()  # it was ejected meanwhile, and would be probed in half a minute
+        assert (await tier.ask())[0] == 200
+
+
+async def test_usage_that_cannot_be_is_shown_and_not_learned_from(sqlite_url: str, tmp_path: Path) -> None:
+    def inflated(usage: dict[str, Any]) -> dict[str, Any]:
+        tokens = 10**6
+        return {**usage, "prompt_tokens": tokens, "total_tokens": tokens + usage["completion_tokens"]}
+
+    async with gpu_tier(sqlite_url, tmp_path, [Options(lies=Lies(usage=inflated))]) as tier:
+        assert (await tier.ask("short"))[0] == 200
+        await tier.app.quiet()
+        (row,) = tier.rows().values()
+        assert (row.lies, row.prompt_tokens, row.predictions) == (1, 0, 0)
+        assert row.why.startswith("prompt_tokens 1000000 for a prompt of ")
+
+
+async def _told(tier: GpuTier) -> None:
+    """It has said what it knows, and heard what others said."""
+    await tier.app.quiet()
+    shared = tier.app.fleets.shared
+    assert shared is not None
+    await shared.turn()
+    await shared.idle()
+
+
+async def test_two_gateways_agree_through_redis_where_a_conversation_is_and_who_is_drained(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    with redis_server() as redis:
+        shared: dict[str, Any] = {"redis_url": redis.url, "pepper": "a pepper that both of them have"}
+        async with gpu_tier(postgres_url, tmp_path, gateway="one", **shared) as one:
+            urls = {"urls": [r.base_url for r in one.replicas]}
+            async with gpu_tier(postgres_url, tmp_path, [], source=urls, gateway="two", **shared) as two:
+                other = aiohttp.ClientSession(
+                    f"http://127.0.0.1:{two.app.edge.port}", headers=one.http.headers
+                )
+                two.replicas = one.replicas
+                async with other:
+                    homes = [(await _turns(one, name, 2))[0] for name in "abc"]
+                    assert len(set(homes)) == 3
+                    moved = GpuTier(two.app, two.replicas, other, two.admin, two.config)
+                    await _told(one)
+                    await _told(two)
+                    assert [(await _turns(moved, name, 3))[0] for name in "abc"] == homes
+
+                body = {"deployment": "gpu/small", "replica": homes[0]}
+                async with one.admin.post("/admin/v1/replicas/drain", json=body) as answer:
+                    assert answer.status == 200
+                await two.until(lambda: "drained" in two.health())
+                assert one.health() == two.health()

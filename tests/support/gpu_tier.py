@@ -90,22 +90,23 @@ async def gpu_tier(
     *,
     source: Mapping[str, object] | None = None,
     deployment: Mapping[str, object] | None = None,
+    gateway: str = "test",
     **settings: object,
 ) -> AsyncIterator[GpuTier]:
     """One replica for each of `options`. `source`: what `replicas:` says instead of their addresses, or besides them;
-    `deployment`: what else the deployment says."""
+    `deployment`: what else the deployment says. `gateway` is this one's name, if there are several."""
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(FakeVllm(o)) for o in options]
         urls = {"urls": [r.base_url for r in replicas], "poll_s": 0.1, "refresh_s": 0.5}
-        file = directory / "gateway.yaml"
+        file = directory / f"{gateway}.yaml"
         text = {
             **written({**urls, **(source or {})}, **(deployment or {})),
             "database_url": store,
             **settings,
         }
-        file.write_text(json.dumps({**text, "state_dir": str(directory / "state")}))
+        file.write_text(json.dumps({**text, "state_dir": str(directory / gateway)}))
         read = config.load(file, {})
-        app = await stack.enter_async_context(App(read, replica_id="test", access_log=False))
+        app = await stack.enter_async_context(App(read, replica_id=gateway, access_log=False))
         accounts = Accounts(app.database, actor="test")
         await accounts.ensure_defaults()
         _, key = await accounts.create_key(pepper=ensure_pepper(read), name="test")
