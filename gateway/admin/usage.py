@@ -33,8 +33,8 @@ from gateway.core.usage_facts import GROUPS, TASK_GROUPS, Question, UsageBucket
 WIDTHS = {Width.HOUR: (24, 168), Width.DAY: (7, 180)}
 #: Of a page; an export may have more.
 ROWS_MAX = 50_000
-#: Rows that are read at once, in a few milliseconds: requests are served by the same thread.
-PART_ROWS = 250
+#: Rows that are read at once, in a millisecond or two: requests are served by the same process.
+PART_ROWS = 100
 REST_S_MAX = 0.25
 #: The longest time that one export or list covers.
 RANGE_DAYS_MAX = 3_660
@@ -181,7 +181,7 @@ async def _answer(call: Call, result: Callable[[UsageBucket, Asked], Json]) -> R
     found = asked.edges(begin, limit)
     by_start: dict[int, list[msgspec.Raw]] = {start: [] for start in found[:-1]}
     count = 0
-    async with aclosing(_parts(call, replace(asked, begin_ms=begin, end_ms=found[-1]))) as parts:
+    async with aclosing(_parts(call, replace(asked, begin_ms=begin, end_ms=found[-1]), rests=False)) as parts:
         async for part in parts:
             count += len(part)
             if count > ROWS_MAX:
@@ -229,7 +229,7 @@ def _accepted(accept: str) -> str:
 
 async def _export(call: Call, asked: Asked, form: str) -> Reply:
     """The whole time, one line for each bucket and group, a part after the other."""
-    parts = _parts(call, asked)
+    parts = _parts(call, asked, rests=True)
     first = await anext(parts)  # what fails at once is still told as a problem
     if form == "jsonl":
         return Reply({}, content_type=_JSON_LINES, stream=_json_lines(first, parts, asked))
@@ -239,8 +239,11 @@ async def _export(call: Call, asked: Asked, form: str) -> Reply:
 _Part = Sequence[tuple[int, UsageBucket]]
 
 
-async def _parts(call: Call, asked: Asked) -> AsyncGenerator[_Part, None]:
-    """(end of its bucket, row) of all, at least one part. So many buckets are read at once as have a part's rows."""
+async def _parts(call: Call, asked: Asked, *, rests: bool) -> AsyncGenerator[_Part, None]:
+    """(end of its bucket, row) of all, at least one part. So many buckets are read at once as have a part's rows.
+
+    `rests`: after each part twice as long as it took, so that an export takes a third of a core at most.
+    """
     begin, at_once = asked.begin_ms, 1
     while begin < asked.end_ms:
         found = asked.edges(begin, at_once)
@@ -258,8 +261,8 @@ async def _parts(call: Call, asked: Asked) -> AsyncGenerator[_Part, None]:
                 yield [(ends[row.start_ms], row) for row in rows[i : i + TURN_ROWS]]
                 await asyncio.sleep(0)
             after = rows[-1].place if rows else None
-            # A rest twice as long as the work, so that it takes a third of a core at most: requests come first.
-            await asyncio.sleep(min(REST_S_MAX, 2 * (call.deps.monotonic() - began_s)))
+            if rests:
+                await asyncio.sleep(min(REST_S_MAX, 2 * (call.deps.monotonic() - began_s)))
         begin = found[-1]
 
 
