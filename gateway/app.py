@@ -213,6 +213,7 @@ class App:
         self.fleets = await keep_fleets(
             groups, http, secrets_by_name, catalog, self.clock, self.metrics, self.jobs, stack
         )
+        self.fleets.health = self.health
         await self._start_jobs(secrets_by_name)
         if settings.telemetry.traces_url or settings.telemetry.metrics_url:
             from gateway.traces import send

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.admin.ports import ReplicaState
 from gateway.core.catalog import Catalog
+from gateway.core.health import HealthState, Result, record
 from gateway.core.replicas.group import NOT_ASKED, Group, Groups, label, short_name
 from gateway.core.replicas.terms import Health, ReplicaShown
 from gateway.jobs.replica_watch import ReplicaWatch
@@ -38,6 +39,7 @@ class Fleets:
 
     def __init__(self, groups: Groups, monotonic: Callable[[], float]) -> None:
         self.groups = groups
+        self.health: dict[str, HealthState] = {}  # the pipeline's
         self._monotonic = monotonic
         self._rows: tuple[float, list[ReplicaState]] = float("-inf"), []
         self.shared: RedisReplicas | None = None  # with other processes
@@ -65,8 +67,16 @@ class Fleets:
         group.fleet.drain(address, on)
         if self.shared is not None:
             self.shared.drained(deployment, address, on)
+        if not on:
+            self.back(deployment)
         _log.warning("%s: replica %s %s, by %s", deployment, address, "drained" if on else "undrained", who)
         return address
+
+    def back(self, deployment: str) -> None:
+        """One of its replicas can be used again: if it was ejected because all had failed, that is over."""
+        state = self.health.get(deployment)
+        if state is not None and state.open_until_s is not None and state.cause == "failures":
+            self.health[deployment] = record(state, Result.OK, self._monotonic())
 
     def add_metrics(self, metrics: Metrics) -> None:
         """`tollhouse_replica_*`, by deployment and replica: as many as there are, and only those."""
@@ -179,7 +189,13 @@ async def keep_fleets(
     await replicas.start()
     stack.push_async_callback(replicas.stop)
     watch = ReplicaWatch(
-        groups, catalog, replicas, spawn=jobs.watch, monotonic=clock.monotonic, random=Random().random
+        groups,
+        catalog,
+        replicas,
+        spawn=jobs.watch,
+        monotonic=clock.monotonic,
+        random=Random().random,
+        back=fleets.back,
     )
     await watch.begin()
     jobs.watch(watch.run(), "replicas")

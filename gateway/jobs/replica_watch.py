@@ -54,7 +54,7 @@ class _Look:
 
 class ReplicaWatch:
     """`begin` before requests come, then `run` for ever. Keeps one group in `groups` for each deployment of the catalog
-    that has replicas.
+    that has replicas. `back` hears of deployments with a replica that can be used again.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class ReplicaWatch:
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
         monotonic: Callable[[], float],
         random: Callable[[], float],
+        back: Callable[[str], None] = lambda _: None,
         tick_s: float = TICK_S,
     ) -> None:
         self._groups = groups.by_deployment
@@ -74,6 +75,7 @@ class ReplicaWatch:
         self._spawn = spawn
         self._monotonic = monotonic
         self._random = random
+        self._back = back
         self._tick_s = tick_s
         self._looks: dict[str, _Look] = {}
 
@@ -206,6 +208,7 @@ class ReplicaWatch:
             _log.warning("%s: replica %s is not used: %s", look.deployment.name, seen.address, problem)
         else:
             _log.info("%s: replica %s is used", look.deployment.name, seen.address)
+            self._back(look.deployment.name)
 
     def _jitter(self, seconds: float) -> float:
         """Gateways that start together do not ask together for ever."""
