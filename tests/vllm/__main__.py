@@ -80,7 +80,9 @@ async def _parity(base_url: str) -> Found:
     wrong = [
         f"{s.conversation}, {s.level}, step {s.step}: {s.direct} direct, {s.through}" for s in steps if s.lost
     ]
+    moved = sum(s.through < s.direct for s in steps) - len(wrong)
     text = f"{len(steps)} steps; {direct} tokens read straight, {through} through the gateway"
+    text += f"; in {moved} steps a line moved, and a block less was read" if moved else ""
     return Found("no step reads less from the cache through the gateway", text, wrong)
 
 
@@ -138,7 +140,7 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "tollhouse-vllm")
     parser.add_argument("--upstream", type=Path, default=UPSTREAM)
     parser.add_argument("--agents", type=int, default=8, help="conversations at once")
-    parser.add_argument("--turns", type=int, default=15, help="of each conversation")
+    parser.add_argument("--turns", type=int, default=25, help="of each conversation")
     parser.add_argument("--remove", action="store_true", help="remove the installation afterwards")
     asked = parser.parse_args()
     if not (asked.upstream / "make_tiny_model.py").exists():

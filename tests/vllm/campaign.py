@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from tests.vllm.load import Load
 
 _OPEN_HOLDS = Sql("SELECT count(*) FROM hold WHERE state = 'held'")
 _PATIENT_S = 300.0
+#: Of each answer. Where a replica ends, most calls should be in the middle of one.
+_SHORT_TOKENS, _LONG_TOKENS = 24, 160
 
 
 class Replica(Protocol):
@@ -87,7 +89,7 @@ class Campaign:
         """One replica ends under load and comes back."""
         ending, survivor = self.replicas[which], self.replicas[1 - which]
         before = await counted(survivor.url)
-        load = self._load()
+        load = self._load(_LONG_TOKENS)
         running = asyncio.create_task(load.run(self.agents, 10_000))
         await self._until(lambda: running.done() or len(load.calls) >= 2 * self.agents)
         await end(ending)
@@ -131,9 +133,9 @@ class Campaign:
 
         return await self.tier.app.database.read(tx)
 
-    def _load(self) -> Load:
+    def _load(self, output_tokens: int = _SHORT_TOKENS) -> Load:
         self.seed += 1
-        return Load(self.tier.http, self.seed, "small")
+        return Load(self.tier.http, self.seed, "small", output_tokens)
 
     @staticmethod
     async def _until(reached: Callable[[], bool]) -> None:
@@ -149,10 +151,12 @@ async def run(
     aborts: Replica,
     *,
     agents: int = 8,
-    turns: int = 15,
+    turns: int = 25,
+    again: bool = True,
     told: Callable[[Found], None] = lambda _: None,
 ) -> list[Found]:
-    """`drains` has a shutdown timeout, `aborts` has none. `told` hears of each check when it is over."""
+    """`drains` has a shutdown timeout, `aborts` has none. `again`: predictions are looked at once more at the end.
+    `told` hears of each check when it is over."""
     urls = {"urls": [drains.base_url, aborts.base_url]}
     found: list[Found] = []
     async with gpu_tier(store, directory, (), source=urls) as tier:
@@ -169,9 +173,8 @@ async def run(
         ):
             found.append(await campaign.ending(name, which, end))
             told(found[-1])
-        campaign.seed += 100
-        again = await campaign.predictions(turns)
-        again.name += ", after all that"
-        found.append(again)
-        told(again)
+        if again:
+            last = await campaign.predictions(turns)
+            found.append(replace(last, name=f"{last.name}, after all that"))
+            told(found[-1])
     return found

@@ -53,7 +53,7 @@ class Load:
     http: aiohttp.ClientSession
     seed: int
     model: str
-    output_tokens: int = 24
+    output_tokens: int
     calls: list[Call] = field(default_factory=list)
     over: bool = False
 

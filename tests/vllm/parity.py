@@ -23,9 +23,16 @@ TOOLS = [
 ]
 
 
+#: Of the engine's cache. Where a line moves for the first time, what was common up to it may end a block earlier.
+BLOCK_TOKENS = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Prompt tokens, and those of them that the server read from its cache."""
+    """Prompt tokens, and those of them that the server read from its cache.
+
+    `ahead`: how many more were read through the gateway in this conversation so far, this step included.
+    """
 
     conversation: str
     step: int
@@ -33,14 +40,17 @@ class Step:
     prompt: int
     direct: int
     through: int
+    ahead: int
 
     @property
     def lost(self) -> bool:
-        return self.through < self.direct
+        """Less was read than straight. A line that moves costs its conversation less than a block, once."""
+        moved = self.level == Level.RELOCATE.value and self.ahead >= -BLOCK_TOKENS
+        return self.through < self.direct and not moved
 
 
-def conversation(kind: str, nonce: str, model: str) -> list[bytes]:
-    """The requests of a run. `nonce` makes the prompt new to the server; as long in both runs that are compared."""
+def conversation(kind: str, nonce: str, model: str, salt: str = "") -> list[bytes]:
+    """The requests of a run. `nonce` makes the prompt new to the server; it is the same in both runs that are compared."""
     said: list[dict[str, Any]] = []
     bodies = []
     order = random.Random(kind)
@@ -51,16 +61,27 @@ def conversation(kind: str, nonce: str, model: str) -> list[bytes]:
         tools = order.sample(TOOLS, len(TOOLS)) if kind == "shuffled tools" else TOOLS
         messages = [{"role": "system", "content": system}, *said]
         # "auto" would let a server without a parser for tool calls refuse the request
-        body = {"model": model, "max_tokens": 4, "temperature": 0, "messages": messages}
+        body: dict[str, Any] = {"model": model, "max_tokens": 4, "temperature": 0, "messages": messages}
+        if salt:
+            body["cache_salt"] = salt
         bodies.append(compact(body if kind == "plain" else {**body, "tools": tools, "tool_choice": "none"}))
         said.append({"role": "assistant", "content": f"Done with {n}."})
     return bodies
 
 
+class NotApart(Exception):
+    """The server shared what was asked straight with what came through the gateway, so nothing can be compared."""
+
+
 async def parity(base_url: str, model: str, rules: str, wire: Wire = Wire.OPENAI) -> list[Step]:
-    """Every step of every conversation at the levels that change something. `rules`: whose cache rules the server's are."""
+    """Every step of every conversation at the levels that change something. `rules`: whose cache rules the server's are.
+
+    Both runs have the same prompts. What keeps them apart is the salt that the gateway gives a tenant and we give the
+    other run, or the gateway's credential.
+    """
     found: list[Step] = []
     nonces = random.Random()
+    salt = f"straight-{nonces.randrange(10**17)}" if rules == "vllm" else ""
     at: Provider = provider(base_url, wire, cache_rules=rules)
     async with (
         SmallWorld([deployment(at, "m", model)], cache_rules=RULES) as gw,
@@ -68,14 +89,18 @@ async def parity(base_url: str, model: str, rules: str, wire: Wire = Wire.OPENAI
     ):
         for kind in ("plain", "stable tools", "shuffled tools", "clock"):
             for level in (Level.SAFE, Level.RELOCATE):
-                one, other = (str(nonces.randrange(10**17, 10**18)) for _ in range(2))
-                direct = [await _asked(straight, base_url, b) for b in conversation(kind, one, model)]
+                nonce = str(nonces.randrange(10**17, 10**18))
+                direct = [await _asked(straight, base_url, b) for b in conversation(kind, nonce, model, salt)]
                 headers = {"x-cache-level": level.value}
                 through = [
-                    await _asked(gw.http, gw.url + "/v1", b, headers) for b in conversation(kind, other, "m")
+                    await _asked(gw.http, gw.url + "/v1", b, headers) for b in conversation(kind, nonce, "m")
                 ]
+                if kind == "plain" and through[0][1]:
+                    raise NotApart(f"{through[0][1]} tokens of a new conversation were in the cache")
+                ahead = 0
                 for n, ((prompt, read), (_, kept)) in enumerate(zip(direct, through, strict=True)):
-                    found.append(Step(kind, n, level.value, prompt, read, kept))
+                    ahead += kept - read
+                    found.append(Step(kind, n, level.value, prompt, read, kept, ahead))
     return found
 
 
