@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from gateway.admin.bodies import Patch
 from gateway.admin.call import Call, Json, Reply, etag_of
-from gateway.admin.problems import invalid
+from gateway.admin.problems import Problem, invalid
 from gateway.admin.records import listed
 from gateway.admin.route import PAGED, Route, moment, text
 from gateway.admin.schemas import In, Instant, Name, Reason
@@ -19,7 +19,7 @@ from gateway.admin.store import OwnPriceRow
 from gateway.core.money import usd_text
 from gateway.core.offices import Right
 from gateway.core.price_overlay import overlaid
-from gateway.core.prices import PriceRow
+from gateway.core.prices import PriceError, PriceRow
 from gateway.core.rates import Rates
 
 ROWS_AT_ONCE = 500
@@ -146,7 +146,10 @@ async def list_prices(call: Call) -> Reply:
     wanted = call.params.get("model", "").lower()
     at_ms = call.params.get("at")
     own = await call.registry.own_prices()
-    book = overlaid(call.deps.configured().prices, (price.row for price in own))
+    try:
+        book = overlaid(call.deps.configured().prices, (price.row for price in own))
+    except PriceError as error:  # somebody wrote into the table by hand
+        raise Problem(409, f"The rows that were stated do not fit: {error}.") from None
     ids = {price.price_id for price in own}
     rows = [
         _price(call, row, ids)

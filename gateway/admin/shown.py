@@ -130,7 +130,9 @@ class AdminKeyCreated(AdminKeyOut):
 
 
 class AuditOut(Out):
-    """Who changed what. Amounts in `body` are in the unit they are counted in: nano-dollars for money."""
+    """Who changed what. Amounts in `body` are in the unit they are counted in: nano-dollars for money. `hash` covers the entry
+    and the hash of the one before; null for those of a version without a chain.
+    """
 
     audit_id: str
     at: InstantOut
@@ -138,6 +140,7 @@ class AuditOut(Out):
     action: str
     subject: str
     body: dict[str, Any]
+    hash: str | None
 
     @classmethod
     def of(cls, entry: AuditEntry) -> AuditOut:
@@ -148,6 +151,7 @@ class AuditOut(Out):
             action=entry.action,
             subject=entry.subject,
             body=dict(entry.body),
+            hash=entry.hash,
         )
 
 

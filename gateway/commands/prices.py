@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from gateway.commands.opening import load_settings
-from gateway.commands.output import OperatorError, dollars, moment, print_json, print_table
-from gateway.core.prices import PriceRow
+from gateway.commands.output import OperatorError, complain, dollars, moment, print_json, print_table
+from gateway.core.errors import Unavailable
+from gateway.core.price_overlay import overlaid
+from gateway.core.prices import PriceError, PriceRow
+from gateway.settings import Settings
+from gateway.storage import schema
+from gateway.storage.database import open_database
+from gateway.storage.own_prices import OwnPrice, own_prices
 
 
 def prices(path: Path | None, model: str | None, as_json: bool) -> int:
+    """Those of the configuration, and over them what was stated over the admin API, if there is a database."""
     settings = load_settings(path)
-    rows = [row for row in settings.prices.rows() if model is None or model.lower() in row.price.lower()]
+    stated = asyncio.run(_stated(settings))
+    try:
+        book = overlaid(settings.prices, (price.row for price in stated))
+    except PriceError as error:  # somebody wrote into the table by hand
+        raise OperatorError(f"prices that were stated over the admin API do not fit: {error}") from error
+    rows = [row for row in book.rows() if model is None or model.lower() in row.price.lower()]
     if not rows:
         raise OperatorError(f"there is no price for a model like {model!r}", "`tollhouse prices` lists all")
     if as_json:
@@ -35,6 +49,20 @@ def prices(path: Path | None, model: str | None, as_json: bool) -> int:
         ],
     )
     return 0
+
+
+async def _stated(settings: Settings) -> Sequence[OwnPrice]:
+    database = open_database(settings.database_url)
+    try:
+        if database.sqlite_path is not None and not database.sqlite_path.exists():
+            return ()
+        await schema.check(database)
+        return await database.read(own_prices)
+    except (schema.SchemaMismatch, Unavailable) as error:
+        complain(f"only the prices of the configuration: {error}")
+        return ()
+    finally:
+        await database.close()
 
 
 def per_mtok(pico_usd_per_token: int | None) -> str:

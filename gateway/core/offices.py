@@ -115,7 +115,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who changed what. `body` never holds a secret."""
+    """Who changed what. `body` never holds a secret; `hash` is that of the chain (core/audit_chain.py), if it is in it."""
 
     audit_id: str
     at_ms: int
@@ -123,6 +123,7 @@ class AuditEntry:
     action: str
     subject: str
     body: Mapping[str, Any]
+    hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

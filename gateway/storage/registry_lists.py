@@ -63,7 +63,7 @@ ENTRIES = Listing(
     descending=True,
 )
 AUDIT = Listing(
-    "SELECT audit_id, at_ms, actor, action, subject, body FROM audit",
+    "SELECT audit_id, at_ms, actor, action, subject, body, hash FROM audit",
     ("at_ms", "audit_id"),
     (1, 0),
     {
@@ -126,6 +126,6 @@ def audit(filters: Mapping[str, Any], after: Any, limit: int) -> Tx[Page[AuditEn
     """The latest first."""
     page = yield from AUDIT.page(Reach(), filters, after, limit)
     found = []
-    for audit_id, at_ms, actor, action, subject, body in page.rows:
-        found.append(AuditEntry(audit_id, at_ms, actor, action, subject, msgspec.json.decode(body)))
+    for audit_id, at_ms, actor, action, subject, body, digest in page.rows:
+        found.append(AuditEntry(audit_id, at_ms, actor, action, subject, msgspec.json.decode(body), digest))
     return Page(found, page.after)

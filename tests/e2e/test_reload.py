@@ -51,3 +51,31 @@ async def test_rules_change_between_two_requests_and_an_error_changes_nothing(tm
         assert events[-1] == b"data: [DONE]\n\n"
         assert len(events) > 100
         assert await asyncio.wait_for(serving.end(), 30) == 0
+
+
+async def test_one_worker_is_asked_and_all_reload(tmp_path: Path, postgres_url: str) -> None:
+    tollhouse = Tollhouse(
+        tmp_path, postgres_url, listen="127.0.0.1:0", workers=2, admin_key="an-admin-key-of-the-tests"
+    )
+    plain = tollhouse.config.read_text()
+    async with tollhouse.serve("--first-run") as serving:
+        admin = await serving.says(r"admin: (http://[^)]+)\)")
+        tollhouse.config.write_text(plain + "rules: [{name: all, tier: small, switch: always}]\n")
+        headers = {"Authorization": "Bearer an-admin-key-of-the-tests"}
+        async with aiohttp.ClientSession(headers=headers) as http:
+            async with http.post(f"{admin}/admin/v1/reload") as answer:
+                assert (answer.status, await answer.json()) == (
+                    200,
+                    {"reloaded": True, "waiting_for_restart": []},
+                )
+
+        async def rule() -> str | None:
+            headers = {"Authorization": f"Bearer {serving.key}", "Connection": "close"}
+            async with aiohttp.ClientSession(headers=headers) as http:
+                async with http.post(serving.url + CHAT, data=AUTO) as answer:
+                    return answer.headers.get("x-rule")
+
+        async with asyncio.timeout(20):
+            while set(await asyncio.gather(*(rule() for _ in range(16)))) != {"all"}:
+                pass
+        assert await asyncio.wait_for(serving.end(), 40) == 0
