@@ -16,6 +16,8 @@ from tests.vllm.load import Load
 
 _OPEN_HOLDS = Sql("SELECT count(*) FROM hold WHERE state = 'held'")
 _PATIENT_S = 300.0
+#: Events of streams after which some are in the middle of their answers.
+_MIDDLE = 60
 #: Of each answer. Where a replica ends, most calls should be in the middle of one.
 _SHORT_TOKENS, _LONG_TOKENS = 24, 160
 
@@ -92,6 +94,11 @@ class Campaign:
         load = self._load(_LONG_TOKENS)
         running = asyncio.create_task(load.run(self.agents, 10_000))
         await self._until(lambda: running.done() or len(load.calls) >= 2 * self.agents)
+        # Its answers end together, for they are made in one batch: wait until several streams are in the middle.
+        begun, rows = load.pieces, self.tier.rows
+        await self._until(
+            lambda: running.done() or (rows()[ending.base_url].active > 1 and load.pieces >= begun + _MIDDLE)
+        )
         await end(ending)
         ended = len(load.calls)
         await self._until(lambda: running.done() or len(load.calls) >= ended + 3 * self.agents)

@@ -48,13 +48,14 @@ class Call:
 
 @dataclass(slots=True)
 class Load:
-    """`agents` conversations at once; every other one streams. `calls` has what has ended so far."""
+    """Agents' conversations, all at once; every other one streams. `calls` has what has ended so far."""
 
     http: aiohttp.ClientSession
     seed: int
     model: str
     output_tokens: int
     calls: list[Call] = field(default_factory=list)
+    pieces: int = 0  # events of streams so far
     over: bool = False
 
     async def run(self, agents: int, turns: int) -> None:
@@ -79,7 +80,11 @@ class Load:
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with self.http.post(CHAT, json=body, headers={"X-Session-ID": session}) as answer:
-            text = await answer.text()
+            parts = []
+            async for part in answer.content.iter_any():
+                parts.append(part)
+                self.pieces += part.count(b"data: ") if stream else 0
+            text = b"".join(parts).decode()
             about = answer.headers.get("x-request-id", ""), answer.status
         if not stream or answer.status != 200:
             doc = json.loads(text)
