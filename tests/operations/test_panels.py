@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,23 @@ async def test_every_table_has_rows_of_a_real_run(postgres_url: str) -> None:
             for query in panel["targets"]
             if "rawSql" in query
         }
+        counted = {
+            name: sum(map(Decimal, re.findall(rf"^{name}\{{.*\}} (\S+)$", page, re.MULTILINE)))
+            for page in [gw.app.metrics.render().decode()]
+            for name in ("tollhouse_cost_usd_total", "tollhouse_list_cost_usd_total")
+        }
+        entries = await gw.entries()
+    # to the nano-dollar: the ledger, what a scrape reads, and what the tables sum up
+    spent_usd = Decimal(sum(e["amount_nano_usd"] for e in entries)) / 10**9
+    saved_usd = Decimal(sum(e["list_cost_nano_usd"] for e in entries)) / 10**9 - spent_usd
+    assert spent_usd > 0
+    assert counted == {
+        "tollhouse_cost_usd_total": spent_usd,
+        "tollhouse_list_cost_usd_total": spent_usd + saved_usd,
+    }
+    for title in ("Teams that spend most", "Keys that spend most", "Models"):
+        sums = [sum(Decimal(str(row[name])) for row in tables[title]) for name in ("Cost", "Saved")]
+        assert sums == [spent_usd, saved_usd], title
     assert {title for title, found in tables.items() if not found} == {"Open holds"}
     (task,) = tables["Task"]
     assert (task["Task"], task["State"], task["Success"]) == (of["task"], "paused_admin", True)
