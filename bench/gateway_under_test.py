@@ -98,7 +98,9 @@ async def start_gateway(
     child = await _serve(config, _opened(state / "log"))
     try:
         await _ready(f"http://127.0.0.1:{admin_port}/readyz", child, state / "log")
-        yield Gateway(f"http://127.0.0.1:{port}", made["key"], database, child.pid, f"http://127.0.0.1:{admin_port}")
+        yield Gateway(
+            f"http://127.0.0.1:{port}", made["key"], database, child.pid, f"http://127.0.0.1:{admin_port}"
+        )
     finally:
         if child.returncode is None:
             child.terminate()

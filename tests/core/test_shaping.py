@@ -67,8 +67,7 @@ def shaped_by(
 
 
 FORMS = re.compile(
-    rb'(?:%b)(?:\}\])?|\[\{"type":"(?:input_)?text","text":|,"prompt_cache_key":"run"'
-    % ADDED.pattern
+    rb'(?:%b)(?:\}\])?|\[\{"type":"(?:input_)?text","text":|,"prompt_cache_key":"run"' % ADDED.pattern
 )
 
 

@@ -227,7 +227,7 @@ def messages(
 
 def message_start(answer_id: str, model: str, prompt_tokens: int) -> bytes:
     """Its usage counts the whole prompt: what of it was in the cache is told at the end."""
-    message = {
+    message: dict[str, object] = {
         "id": answer_id,
         "type": "message",
         "role": "assistant",
