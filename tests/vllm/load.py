@@ -11,6 +11,9 @@ from typing import Any
 import aiohttp
 
 CHAT = "/v1/chat/completions"
+#: After so many a conversation begins anew: a context is not endless.
+TURNS_MAX = 40
+_EARLY = (5, 50)  # events of a stream
 _WORDS = [
     "read",
     "write",
@@ -48,43 +51,49 @@ class Call:
 
 @dataclass(slots=True)
 class Load:
-    """Agents' conversations, all at once; every other one streams. `calls` has what has ended so far."""
+    """Agents' conversations; every other one streams. `calls` has what has ended so far.
+
+    One begins after the other has had its first answer: what is common to all is then cached for all but the first.
+    """
 
     http: aiohttp.ClientSession
     seed: int
     model: str
     output_tokens: int
     calls: list[Call] = field(default_factory=list)
-    pieces: int = 0  # events of streams so far
+    begun: int = 0  # streams that are at the beginning of their answers: nobody has all of them in a buffer
     over: bool = False
 
     async def run(self, agents: int, turns: int) -> None:
-        await asyncio.gather(*(self._agent(n, turns) for n in range(agents)))
+        begun = [asyncio.Event() for _ in range(agents + 1)]
+        begun[0].set()
+        await asyncio.gather(*(self._agent(n, turns, begun[n], begun[n + 1]) for n in range(agents)))
 
-    async def _agent(self, n: int, turns: int) -> None:
+    async def _agent(self, n: int, turns: int, mine: asyncio.Event, following: asyncio.Event) -> None:
+        await mine.wait()
         chance = random.Random(f"{self.seed} {n}")
-        said = [{"role": "system", "content": self._prose(random.Random(self.seed), 600)}]
-        for _ in range(turns):
+        said: list[dict[str, str]] = []
+        for turn in range(turns):
             if self.over:
-                return
+                break
+            if turn % TURNS_MAX == 0:
+                said = [{"role": "system", "content": self._prose(random.Random(self.seed), 600)}]
             said.append({"role": "user", "content": self._prose(chance, chance.randrange(20, 160))})
-            call = await self._call(said, f"{self.seed}-{n}", stream=n % 2 == 0)
+            call = await self._call(said, f"{self.seed}-{n}-{turn // TURNS_MAX}", stream=n % 2 == 0)
             self.calls.append(call)
+            following.set()
             if call.whole:
                 said.append({"role": "assistant", "content": call.text})
             else:
                 said.pop()
+        following.set()
 
     async def _call(self, said: list[dict[str, str]], session: str, *, stream: bool) -> Call:
         body: dict[str, Any] = {"model": self.model, "max_tokens": self.output_tokens, "messages": said}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with self.http.post(CHAT, json=body, headers={"X-Session-ID": session}) as answer:
-            parts = []
-            async for part in answer.content.iter_any():
-                parts.append(part)
-                self.pieces += part.count(b"data: ") if stream else 0
-            text = b"".join(parts).decode()
+            text = await self._read(answer, stream)
             about = answer.headers.get("x-request-id", ""), answer.status
         if not stream or answer.status != 200:
             doc = json.loads(text)
@@ -93,6 +102,19 @@ class Load:
             choice = doc["choices"][0]
             return Call(*about, choice["message"]["content"], choice["finish_reason"], "", _usage(doc))
         return _streamed(*about, text)
+
+    async def _read(self, answer: aiohttp.ClientResponse, stream: bool) -> str:
+        parts, events, early = [], 0, False
+        try:
+            async for part in answer.content.iter_any():
+                parts.append(part)
+                events += part.count(b"data: ") if stream else 0
+                if early is not (_EARLY[0] <= events < _EARLY[1]):
+                    early = not early
+                    self.begun += 1 if early else -1
+        finally:
+            self.begun -= early
+        return b"".join(parts).decode()
 
     @staticmethod
     def _prose(chance: random.Random, words: int) -> str:
