@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.admin.call import TURN_ROWS, Call, Json, Reply
+from gateway.admin.call import TURN_REST_S, TURN_ROWS, Call, Json, Reply
 from gateway.admin.problems import Problem, invalid
 from gateway.admin.route import Param, Route, choice, local_moment, text, whole, words
 from gateway.admin.shown import Out, instant
@@ -242,7 +242,7 @@ _Part = Sequence[tuple[int, UsageBucket]]
 async def _parts(call: Call, asked: Asked, *, rests: bool) -> AsyncGenerator[_Part, None]:
     """(end of its bucket, row) of all, at least one part. So many buckets are read at once as have a part's rows.
 
-    `rests`: after each part twice as long as it took, so that an export takes a third of a core at most.
+    `rests`: twice as long as the reading took, so that an export takes a third of a core at most.
     """
     begin, at_once = asked.begin_ms, 1
     while begin < asked.end_ms:
@@ -253,16 +253,17 @@ async def _parts(call: Call, asked: Asked, *, rests: bool) -> AsyncGenerator[_Pa
         while more:
             began_s = call.deps.monotonic()
             rows, more = await call.registry.usage(asked.question(found), after, PART_ROWS)
+            took_s = call.deps.monotonic() - began_s
             if more:
                 at_once = max(1, at_once // 2)
             elif len(rows) < PART_ROWS // 4:
                 at_once = min(2 * at_once, _AT_ONCE_MAX)
             for i in range(0, max(1, len(rows)), TURN_ROWS):
                 yield [(ends[row.start_ms], row) for row in rows[i : i + TURN_ROWS]]
-                await asyncio.sleep(0)
+                await asyncio.sleep(TURN_REST_S * (2 if rests else 1))
             after = rows[-1].place if rows else None
             if rests:
-                await asyncio.sleep(min(REST_S_MAX, 2 * (call.deps.monotonic() - began_s)))
+                await asyncio.sleep(min(REST_S_MAX, 2 * took_s))
         begin = found[-1]
 
 

@@ -230,7 +230,7 @@ async def test_an_export_of_more_rows_than_are_read_at_once(on: Office) -> None:
 
 
 async def test_others_get_their_turn_while_a_large_export_is_made(it: Office) -> None:
-    """Requests are served by the same thread: no more than fifty rows are written between two of its turns."""
+    """Requests are served by the same thread: no more than ten rows are written between two of its turns."""
     rows = 700
     values = ", ".join(
         f"({AT_MS // HOUR_MS * HOUR_MS}, 'a', 't', 'k{n}', 'm', 'p', 'd', 'x', 'c')" for n in range(rows)
