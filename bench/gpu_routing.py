@@ -87,7 +87,7 @@ def main() -> int:
     ap.add_argument(
         "--workloads", default=",".join((*AGENTS, *RECORDED)), help="of: %(default)s".replace("%", "%")
     )
-    ap.add_argument("--seeds", type=int, default=3, help="runs of the generator that are averaged")
+    ap.add_argument("--seeds", type=int, default=2, help="runs of the generator that are averaged")
     ap.add_argument("--sessions", type=int, default=SESSIONS, help="of the generator")
     ap.add_argument("--traces", type=Path, default=TRACES, help="folder of the recorded traces")
     ap.add_argument("--json", action="store_true", help="rows as JSON; writes no file")
