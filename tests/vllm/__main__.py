@@ -82,7 +82,7 @@ async def _parity(base_url: str) -> Found:
     ]
     moved = sum(s.through < s.direct for s in steps) - len(wrong)
     text = f"{len(steps)} steps; {direct} tokens read straight, {through} through the gateway"
-    text += f"; in {moved} steps a line moved, and a block less was read" if moved else ""
+    text += f"; a block less in {moved}, where a line moved" if moved else ""
     return Found("no step reads less from the cache through the gateway", text, wrong)
 
 

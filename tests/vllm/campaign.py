@@ -131,7 +131,8 @@ class Campaign:
             if entry["error"]:
                 failed[entry["error"]] = failed.get(entry["error"], 0) + 1
         text = f"{len(load.calls)} calls, {broken} streams ended with an error event, {len(entries)} attempts"
-        return f"{text}, of them failed: {failed or 'none'}", wrong
+        kinds = ", ".join(f"{n} {kind}" for kind, n in failed.items()) or "none"
+        return f"{text}, of them failed: {kinds}", wrong
 
     async def _open_holds(self) -> int:
         def tx() -> Tx[int]:
