@@ -33,6 +33,7 @@ from tests.support.vllm_engine import BlockCache, Engine, Generation, rendered, 
 
 NO_RATES = Rates(0, 0, 0, 0, 0)
 _METRICS = {"current": say.metrics, "older": say.older_metrics, "sglang": say.sglang_metrics}
+_BACK_AFTER_S = 20.0
 _ARGUMENT_BYTES = 4  # of a tool call's arguments in one event
 
 
@@ -175,7 +176,8 @@ class FakeVllm:
     def _begin_life(self) -> None:
         o = self.options
         self.draining = False
-        self.started_s = max(time.time(), self.started_s + 0.01)
+        # A real one takes that long to come back, which is how its start times are told apart.
+        self.started_s = max(time.time(), self.started_s + _BACK_AFTER_S)
         self.engine = Engine(
             BlockCache(o.block_tokens, o.kv_tokens // o.block_tokens),
             seqs_max=o.seqs_max,
