@@ -71,10 +71,13 @@ async def _serve_one(
     async with _with_demo(settings) as ready:
         key = await prepare(ready, first_run)
         ending = asyncio.Event()
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+            loop.add_signal_handler(number, ending.set)
+        reloads = _Reloads()
+        loop.add_signal_handler(signal.SIGHUP, reloads.ask)
         if shared_port:
-            _when_parent_dies(ending.set)
+            _listen_to_parent(reloads.ask, ending.set)
         try:
             async with app.App(
                 ready,
@@ -89,8 +92,7 @@ async def _serve_one(
                 gc.freeze()
                 # A request makes hundreds of short-lived objects, and few cycles.
                 gc.set_threshold(20_000, 20, 50)
-                loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, _reload, running, read)
+                reloads.begin(partial(_reload, running, read))
                 if not shared_port:
                     say_hello(ready, running.edge.port, running.admin_port, key)
                 await ending.wait()
@@ -101,6 +103,24 @@ async def _serve_one(
                 f"cannot listen on {ready.listen} or {ready.admin_listen}: {e.strerror or e}"
             ) from e
     return 0
+
+
+class _Reloads:
+    """Wishes to read the configuration anew. One that comes while the gateway starts waits until it has started."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._reload: Callable[[], None] | None = None
+
+    def ask(self) -> None:
+        self._asked = True
+        if self._reload is not None:
+            self._reload()
+
+    def begin(self, reload: Callable[[], None]) -> None:
+        self._reload = reload
+        if self._asked:
+            reload()
 
 
 def _reload(running: app.App, read: Callable[[], Settings]) -> None:
@@ -127,17 +147,20 @@ def _refuse_to_be_second(settings: Settings) -> None:
         raise CannotStart(str(e)) from e
 
 
-def _when_parent_dies(call: Callable[[], None]) -> None:
-    """A worker without a parent would go on for ever, under a name that the next one of its kind takes over.
+def _listen_to_parent(reload: Callable[[], None], end: Callable[[], None]) -> None:
+    """The parent holds the other end of standard input: what it writes there asks for a reload, and its death, however
+    it dies, is the end of input.
 
-    The parent holds the other end of standard input, so its death, however it dies, is the end of input.
+    A worker without a parent would go on for ever, under a name that the next one of its kind takes over.
     """
     loop = asyncio.get_running_loop()
 
     def readable() -> None:
-        if not os.read(sys.stdin.fileno(), 1024):
+        if os.read(sys.stdin.fileno(), 1024):
+            reload()
+        else:
             loop.remove_reader(sys.stdin.fileno())
-            call()
+            end()
 
     loop.add_reader(sys.stdin.fileno(), readable)
 

@@ -1,6 +1,7 @@
 """Several worker processes on one port: the kernel spreads connections (SO_REUSEPORT), a parent watches.
 
-The parent serves nothing. It passes SIGTERM, SIGINT and SIGHUP on, restarts a worker that dies (with a growing pause, so
+The parent serves nothing. It passes SIGTERM, SIGINT and SIGHUP on (the last as a line of standard input: the signal
+would end a worker that has not got as far as to handle it), restarts a worker that dies (with a growing pause, so
 that a worker which cannot start does not spin), and ends when all have ended.
 """
 
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+RELOAD = b"reload\n"
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
 #: A worker that lived this long did start; its next restart is quick again.
@@ -38,7 +40,7 @@ async def supervise(command: Callable[[int], Command], count: int, grace_s: floa
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     running: dict[int, asyncio.subprocess.Process] = {}
-    loop.add_signal_handler(signal.SIGHUP, _pass_on, running, signal.SIGHUP)
+    loop.add_signal_handler(signal.SIGHUP, _ask_to_reload, running)
     async with asyncio.TaskGroup() as group:
         ends = [
             group.create_task(_keep(command, index, stopping, grace_s, running), name=f"worker {index}")
@@ -47,10 +49,10 @@ async def supervise(command: Callable[[int], Command], count: int, grace_s: floa
     return 1 if any(end.result() for end in ends) else 0
 
 
-def _pass_on(running: dict[int, asyncio.subprocess.Process], number: signal.Signals) -> None:
+def _ask_to_reload(running: dict[int, asyncio.subprocess.Process]) -> None:
     for child in running.values():
-        if child.returncode is None:
-            child.send_signal(number)
+        if child.returncode is None and child.stdin is not None:
+            child.stdin.write(RELOAD)
 
 
 async def _keep(
@@ -65,7 +67,7 @@ async def _keep(
     deaths = 0
     while True:
         what = command(index)
-        # Nothing is ever written: the worker ends when this end of the pipe is gone.
+        # The worker ends when this end of the pipe is gone.
         child = await asyncio.create_subprocess_exec(*what.argv, env=what.env, stdin=asyncio.subprocess.PIPE)
         running[index] = child
         began_s = loop.time()
