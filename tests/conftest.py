@@ -15,9 +15,11 @@ from gateway.storage.database import Database, open_database
 from gateway.storage.schema import migrate
 from tests.support.servers import (
     POSTGRES_MISSING,
+    PROMETHEUS_MISSING,
     PostgresServer,
     postgres_binaries,
     postgres_server,
+    prometheus_binary,
 )
 
 _numbers = itertools.count(1)
@@ -31,9 +33,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # test_postgres_is_available fails as well; this is said even if that test was not among those asked for.
-    if postgres_binaries.cache_info().currsize and postgres_binaries() is None:
+    missing = [
+        text
+        for found, text in ((postgres_binaries, POSTGRES_MISSING), (prometheus_binary, PROMETHEUS_MISSING))
+        if found.cache_info().currsize and found() is None
+    ]
+    if missing:
         terminalreporter.section("NOT TESTED", sep="!", red=True)
-        terminalreporter.line(POSTGRES_MISSING)
+        for text in missing:
+            terminalreporter.line(text)
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,7 @@ def prometheus_server(target: str) -> Iterator[str]:
     """The address of a Prometheus that scrapes `target` (host:port) every second. Raises `ServerMissing`."""
     binary = prometheus_binary()
     if binary is None:
-        raise ServerMissing("Prometheus is not installed and could not be installed")
+        raise ServerMissing(PROMETHEUS_MISSING)
     directory, port = Path(tempfile.mkdtemp(prefix="tollhouse-prometheus-")), free_port()
     (directory / "prometheus.yml").write_text(
         "global: {scrape_interval: 1s}\n"
@@ -168,6 +168,10 @@ POSTGRES_MISSING = (
 REDIS_MISSING = (
     "Redis is not installed and could not be installed: the tests of the Redis limits did not run. "
     "Install it (Debian: apt-get install redis-server) or put redis-server on the PATH."
+)
+PROMETHEUS_MISSING = (
+    "Prometheus is not installed and could not be installed: no panel's query and no rule was tried on the real one. "
+    "Install it (Debian: apt-get install prometheus) or put prometheus and promtool on the PATH."
 )
 
 
