@@ -98,7 +98,9 @@ async def _end(child: asyncio.subprocess.Process, grace_s: float) -> int:
         child.send_signal(signal.SIGTERM)
     try:
         async with asyncio.timeout(grace_s):
-            return await child.wait()
+            code = await child.wait()
+            # One that was still starting has no handler for the signal yet, and nothing to finish.
+            return 0 if code == -signal.SIGTERM else code
     except TimeoutError:
         child.kill()
         await child.wait()
