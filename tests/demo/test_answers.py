@@ -7,7 +7,7 @@ import json
 import struct
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import pytest
 
 from gateway.demo.provider import DemoProvider
