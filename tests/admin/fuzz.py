@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 
 import gateway
 from gateway.admin import openapi
