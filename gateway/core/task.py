@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from gateway.core.entry import OnExceed
+
 #: A task without a parent has depth 0.
 DEPTH_MAX = 3
 #: Children of one task that are not done.
@@ -12,6 +14,11 @@ CHILDREN_MAX = 20
 ALERTED_FROM_PERCENT = 80
 #: The part of a limit, in percent, that is held back for the last answer of a task that is to sum up.
 LANDING_PERCENT = 2
+
+
+def landing_percent(on_exceed: OnExceed) -> int:
+    """What a budget keeps back for a last answer, where nothing else is said."""
+    return LANDING_PERCENT if on_exceed is OnExceed.SUMMARIZE else 0
 
 
 class State(StrEnum):

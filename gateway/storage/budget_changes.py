@@ -26,7 +26,7 @@ from gateway.core.budget import (
 from gateway.core.entry import Unit
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.money import usd_text
-from gateway.core.task import LANDING_PERCENT, State
+from gateway.core.task import State, landing_percent
 from gateway.storage import audit, budget_rows, task_rows
 from gateway.storage.budget_rows import fresh_id
 from gateway.storage.transact import Fetch, FetchEach, Sql, Tx, json_text
@@ -90,7 +90,7 @@ class BudgetRule:
     def landing(self) -> int:
         if self.landing_percent is not None:
             return self.landing_percent
-        return LANDING_PERCENT if self.on_exceed is OnExceed.SUMMARIZE else 0
+        return landing_percent(self.on_exceed)
 
     @property
     def hard(self) -> bool:

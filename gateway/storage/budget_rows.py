@@ -23,7 +23,7 @@ from gateway.core.budget import (
 )
 from gateway.core.entry import Unit
 from gateway.core.ids import RANDOM_BYTES, new_id
-from gateway.core.task import LANDING_PERCENT
+from gateway.core.task import landing_percent
 from gateway.storage.transact import Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
 #: (budget id, start of the window that admitted the hold): a hold settles in that window, even after its end.
@@ -78,10 +78,6 @@ class TaskLimit:
 
     nano_usd: int
     on_exceed: OnExceed = OnExceed.ERROR
-
-    @property
-    def landing_percent(self) -> int:
-        return LANDING_PERCENT if self.on_exceed is OnExceed.SUMMARIZE else 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -173,7 +169,7 @@ def lock(
                     missing[scope].nano_usd,
                     missing[scope].on_exceed.value,
                     now_ms,
-                    missing[scope].landing_percent,
+                    landing_percent(missing[scope].on_exceed),
                 )
                 for scope in sorted(missing)
             ],
