@@ -160,7 +160,7 @@ def recognise(
 
     Raises `InvalidRequest` if the path's task, `x-task-id` or `x-parent-task-id` is malformed.
     """
-    client = _client(headers)
+    client = label(headers)
     if path_task is None and _HINTS.isdisjoint(hints) and _says_nothing(headers):
         return Signal(
             client, "", TaskSource.NEW, "", "", _purpose(client, headers, "", tool_count), Confidence.NONE
@@ -224,7 +224,8 @@ _HINTS = frozenset({"user_id", *_BODY_HINTS})
 
 def _says_nothing(headers: Mapping[str, str]) -> bool:
     """True if no header can name a session: most SDK calls, which then need none of the rules."""
-    return not any((low := name.lower()) in _HEADERS or low.endswith("-session-id") for name in headers)
+    names = "\n".join(headers).lower()
+    return "-session-id" not in names and _HEADERS.isdisjoint(names.split("\n"))
 
 
 # --- the signals, in their order ---------------------------------------------------------------------
@@ -331,16 +332,17 @@ def _label_of(user_agent: str) -> str:
     return next((label for prefix, label in _USER_AGENTS if agent.startswith(prefix)), "other")
 
 
-def _client(headers: Mapping[str, str]) -> str:
-    label = _label_of(headers.get("user-agent", ""))
-    if label not in _LIBRARIES:
-        return label
+def label(headers: Mapping[str, str]) -> str:
+    """Which client is calling, by its headers: one of `CLIENTS`."""
+    named = _label_of(headers.get("user-agent", ""))
+    if named not in _LIBRARIES:
+        return named
     title = _TITLES.get(headers.get("x-title", "").strip().lower())
     if title:
         return title
     if "x-initiator" in headers:
         return "copilot"
-    return "pi" if label == "openai-node" and "session_id" in headers else label
+    return "pi" if named == "openai-node" and "session_id" in headers else named
 
 
 def _purpose(client: str, headers: Mapping[str, str], agent: str, tool_count: int | None) -> str:

@@ -201,6 +201,8 @@ def begin_call(
     health: Mapping[str, HealthState], deployment: Deployment, now_s: float
 ) -> dict[str, HealthState]:
     """Changes to make to `health` before calling a deployment: takes the probe's place where one is due."""
+    if not health:
+        return {}
     return {
         name: begun
         for name in subjects(deployment)
@@ -220,7 +222,7 @@ def observe(
     A refused credential ejects every deployment that uses it; all else is about the deployment alone, except
     that any other answer from the provider shows that the credential works.
     """
-    if result is Result.OK and not any(name in health for name in subjects(deployment)):
+    if result is Result.OK and health.keys().isdisjoint(subjects(deployment)):
         return {}
     own, credential = deployment.name, credential_subject(deployment)
     if result is Result.AUTH:

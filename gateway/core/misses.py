@@ -135,6 +135,8 @@ SETTINGS = frozenset(
 def settings_of(facts: Facts, body: bytes) -> tuple[tuple[str, int], ...]:
     """The settings that a request names, each with a hash of its value."""
     spans = facts.spans.members
+    if SETTINGS.isdisjoint(spans):
+        return ()
     named = [name for name in spans if name in SETTINGS]
     return tuple([(name, xxhash.xxh3_64_intdigest(body[slice(*spans[name])])) for name in named])
 

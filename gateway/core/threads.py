@@ -170,7 +170,9 @@ class Threads:
         self._forget()
         if explanation is None:
             return None
-        return msgspec.structs.replace(explanation, unseen=unseen, level=a.level, applied=a.applied)
+        return msgspec.structs.replace(
+            explanation, unseen=unseen, level=str(a.level), applied=tuple(map(str, a.applied))
+        )
 
     def knows(self, task_id: str) -> bool:
         """A request of the task is remembered."""
@@ -191,8 +193,12 @@ class Threads:
 
     def _extended(self, task: _Task, a: Answered) -> _Thread | None:
         """The thread that this request goes on with: the longest, if several share its beginning."""
-        found = [t for t in task.threads if t.kind == a.kind and t.extended_by(a.chain)]
-        return max(found, key=lambda thread: len(thread.own), default=None)
+        found = None
+        for thread in task.threads:
+            extended = thread.kind == a.kind and thread.extended_by(a.chain)
+            if extended and (found is None or len(thread.own) > len(found.own)):
+                found = thread
+        return found
 
     def _like(self, task: _Task, a: Answered) -> _Thread | None:
         """The thread of this kind that most of this request was in, if it was there at all beyond its head."""
@@ -257,9 +263,8 @@ class Threads:
     # --- remembering -------------------------------------------------------------------------------------
 
     def _remember(self, task: _Task, thread: _Thread, a: Answered, now_ms: int, *, extended: bool) -> None:
-        segments = a.facts.segments
-        count = len(a.chain)
-        kept = len(thread.own)
+        chain, segments = a.chain, a.facts.segments
+        count, kept = len(chain), len(thread.own)
         if not extended:
             self._bytes -= kept
             thread.own, kept = bytearray(_as_sent(a, _segments(a), thread)), 0
@@ -269,13 +274,14 @@ class Threads:
             for i in range(kept // DIGEST, count):
                 thread.own += digest(segments[i])[:DIGEST]
         self._bytes += len(thread.own) - kept
-        thread.last = a.chain[-1] if a.chain else b""
+        thread.last = chain[-1] if chain else b""
         thread.settings = settings_of(a.facts, a.body)
         thread.deployment, thread.request_id = a.deployment, a.request_id
         thread.reach = reach_of(a.usage, a.rules)
         thread.prior_at_ms = now_ms
         thread.usage, thread.rules, thread.restored = a.usage, a.rules, a.restored
-        task.compacted = a.kind.startswith(_COMPACTION) or (task.compacted and bool(a.kind))
+        if a.kind or task.compacted:
+            task.compacted = a.kind.startswith(_COMPACTION) or (task.compacted and bool(a.kind))
         if task.threads[-1] is not thread:
             task.threads.remove(thread)
             task.threads.append(thread)

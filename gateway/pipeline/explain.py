@@ -47,10 +47,10 @@ def _explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) ->
         return outcome
     if outcome.usage.input_total < LEAST_TOKENS and not world.threads.knows(attempt.task_id):
         return outcome
-    deployment = next((d for d in x.route.candidates if d.name == attempt.deployment), None)
+    deployment = _named(x, attempt.deployment)
     if deployment is None or not x.chain:
         return outcome
-    signal = x.signal
+    signal, shaped = x.signal, x.shaped
     miss = world.threads.answered(
         attempt.task_id,
         Answered(
@@ -66,9 +66,9 @@ def _explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) ->
             outcome.service_tier,
             attempt.started_at_ms,
             x.task_step,
-            x.shaped.level.value,
-            tuple(transform.value for transform in x.shaped.applied),
-            _restored(x.shaped.applied),
+            shaped.level,
+            shaped.applied,
+            _restored(shaped.applied),
         ),
         world.clock.now_ms()
         if outcome.first_token_ms is None
@@ -83,6 +83,13 @@ def _explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) ->
     if miss is None or not (miss.lost_tokens or miss.unseen):
         return outcome
     return replace(outcome, miss=replace(miss, vendor=vendor) if vendor else miss)
+
+
+def _named(x: Exchange, name: str) -> Deployment | None:
+    for deployment in x.route.candidates:
+        if deployment.name == name:
+            return deployment
+    return None
 
 
 def ask_vendor(world: World, x: Exchange, deployment: Deployment) -> bytes:

@@ -23,7 +23,7 @@ _HOUR_MS = 3_600_000
 class KeyState(msgspec.Struct, frozen=True):
     """The last bodies of a key, and which of its last 50 requests were retries (1 = retry)."""
 
-    bodies: Mapping[str, int] = {}  # hash in hex -> wall clock in ms when it last came, oldest first
+    bodies: Mapping[bytes, int] = {}  # hash -> wall clock in ms when it last came, oldest first
     bits: int = 0
     requests: int = 0
     told: str = ""
@@ -40,19 +40,18 @@ def observe_key(
 
     Says nothing before 50 requests, so that one retry among the first says nothing.
     """
-    bodies, name = dict(state.bodies), body.hex()
-    before_ms = bodies.pop(name, None)
+    bodies = {**state.bodies}
+    before_ms = bodies.pop(body, None)
     repeated = before_ms is not None and now_ms - before_ms < REPEAT_WINDOW_MS
-    bodies[name] = now_ms
+    bodies[body] = now_ms
     if len(bodies) > BODIES_KEPT:
         del bodies[next(iter(bodies))]
-    state = KeyState(
-        bodies,
-        (state.bits << 1 | (retry_count > 0 or repeated)) & _MASK,
-        min(state.requests + 1, REQUESTS_KEPT),
-        state.told,
-    )
-    if state.requests < REQUESTS_KEPT or state.retries * 100 <= policy.percent * REQUESTS_KEPT:
+    bits = (state.bits << 1 | (retry_count > 0 or repeated)) & _MASK
+    requests = state.requests
+    if requests < REQUESTS_KEPT:
+        requests += 1
+    state = KeyState(bodies, bits, requests, state.told)
+    if requests < REQUESTS_KEPT or bits.bit_count() * 100 <= policy.percent * REQUESTS_KEPT:
         return state, ()
     if policy.mode is policy.mode.OFF:
         return state, ()

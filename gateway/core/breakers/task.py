@@ -69,6 +69,7 @@ class Spend(msgspec.Struct, frozen=True):
     """Money by minute: the last ones, newest last, and the sum over all minutes before that had any."""
 
     recent: tuple[tuple[int, int], ...] = ()  # (minutes since 1970, nano-dollars)
+    most_nano_usd: int = 0  # no run of `recent` sums up to more
     earlier_minutes: int = 0
     earlier_nano_usd: int = 0
 
@@ -125,29 +126,27 @@ def forgive(state: TaskState) -> TaskState:
 def _asked(
     state: TaskState, asked: Asked, policy: BreakerPolicy, now_ms: int
 ) -> tuple[TaskState, tuple[Verdict, ...]]:
-    began_ms = min(t for t in (state.began_ms, asked.began_ms, now_ms) if t is not None)
-    upstream, open_for_s = _admitted(state.upstream, policy.upstream_errors, now_ms)
-    state = TaskState(
-        extend(state.threads, asked.tail.turns, now_ms),
-        state.steps,
-        began_ms,
-        upstream,
-        state.spend,
-        state.children,
-        state.told,
-    )
+    began_ms = now_ms if state.began_ms is None else state.began_ms
+    if asked.began_ms is not None and asked.began_ms < began_ms:
+        began_ms = asked.began_ms
+    upstream, open_for_s = state.upstream, None
+    if upstream.opened_ms is not None:
+        upstream, open_for_s = _admitted(upstream, policy.upstream_errors, now_ms)
+    turns = asked.tail.turns
+    threads = extend(state.threads, turns, now_ms) if turns else state.threads
+    state = TaskState(threads, state.steps, began_ms, upstream, state.spend, state.children, state.told)
     # A request without a past (a title, a new beginning) repeats nothing, whatever came before it.
-    ring = state.threads[0] if asked.tail.turns else ()
+    ring = threads[0] if turns else ()
     found: list[Verdict] = []
     if _beyond_caps(state, asked, policy, now_ms):
         found += _caps(state, asked, policy, now_ms)
     if ring:
         found += _repetitions(ring, asked.tail.pending, policy)
-    if state.spend.recent:
+    if _spends_much(state.spend, policy.spend_slope):
         found += _slope(state.spend, policy.spend_slope, now_ms)
     if open_for_s is not None:
         found.append(_upstream_verdict(upstream, policy.upstream_errors.mode, open_for_s))
-    return _tell(state, found)
+    return _tell(state, found) if found else (state, ())
 
 
 def _ended(
@@ -163,18 +162,20 @@ def _ended(
         state.children,
         state.told,
     )
-    found = _slope(state.spend, policy.spend_slope, now_ms) if state.spend.recent else []
+    found: list[Verdict] = []
+    if _spends_much(state.spend, policy.spend_slope):
+        found = _slope(state.spend, policy.spend_slope, now_ms)
     if upstream.opened_ms is not None:
         errors = policy.upstream_errors
         found.append(_upstream_verdict(upstream, errors.mode, errors.probe_after_s))
+    if not found:
+        return state, ()
     state, verdicts = _tell(state, found)
     return state, tuple(v for v in verdicts if v.fresh)
 
 
 def _tell(state: TaskState, found: list[Verdict]) -> tuple[TaskState, tuple[Verdict, ...]]:
     """Mark what was said before, and forget what is off."""
-    if not found:
-        return state, ()
     told = list(state.told)
     verdicts = []
     for verdict in found:
@@ -417,13 +418,30 @@ def _spent(spend: Spend, cost_nano_usd: int, over_min: int, now_ms: int) -> Spen
     if spend.recent and spend.recent[-1][0] == minute:
         (_, spent), before = spend.recent[-1], spend.recent[:-1]
         return Spend(
-            (*before, (minute, spent + cost_nano_usd)), spend.earlier_minutes, spend.earlier_nano_usd
+            (*before, (minute, spent + cost_nano_usd)),
+            spend.most_nano_usd + max(0, cost_nano_usd),
+            spend.earlier_minutes,
+            spend.earlier_nano_usd,
         )
     by_minute = dict(spend.recent)
     by_minute[minute] = by_minute.get(minute, 0) + cost_nano_usd
     old = [cost for at, cost in by_minute.items() if at <= minute - over_min]
     recent = tuple(sorted((at, cost) for at, cost in by_minute.items() if at > minute - over_min))
-    return Spend(recent, spend.earlier_minutes + len(old), spend.earlier_nano_usd + sum(old))
+    return Spend(
+        recent,
+        sum(max(0, cost) for _, cost in recent),
+        spend.earlier_minutes + len(old),
+        spend.earlier_nano_usd + sum(old),
+    )
+
+
+def _spends_much(spend: Spend, slope: SpendSlope) -> bool:
+    """Whether `_slope` can have anything to say: asked twice for every request, and almost always no."""
+    if slope.limit_nano_usd_per_min is not None:
+        return bool(spend.recent)
+    if slope.times_own is None or spend.earlier_minutes < slope.history_min:
+        return False
+    return spend.most_nano_usd >= slope.least_nano_usd_per_min * slope.over_min
 
 
 def _slope(spend: Spend, slope: SpendSlope, now_ms: int) -> list[Verdict]:
