@@ -31,8 +31,10 @@ run: $(VENV)/run.stamp ## start the gateway on 127.0.0.1:4000 (admin 4001) with 
 demo: $(VENV)/run.stamp ## run a simulated 20-step agent through the gateway and print what it cost
 	@$(BIN)/tollhouse demo
 
-test: $(VENV)/dev.stamp ## the whole suite, against real Postgres and Redis that it finds or installs
-	@$(BIN)/python -m pytest
+# In as many processes as there are cores; each has servers of its own. `pytest` alone runs in one.
+TESTS ?=
+test: $(VENV)/dev.stamp ## the whole suite or TESTS, against real Postgres and Redis that it finds or installs
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(TESTS)
 
 check: $(VENV)/dev.stamp ## format, lint, strict types
 	@$(BIN)/ruff format --check .

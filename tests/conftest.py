@@ -1,11 +1,14 @@
-"""Stores for tests: `store` is the URL of a migrated, empty database, once on SQLite and once on Postgres."""
+"""Stores for tests: `store` is the URL of a migrated, empty database, once on SQLite and once on Postgres.
+
+Each process of pytest-xdist has servers of its own, in directories of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import asyncpg
@@ -14,14 +17,23 @@ import pytest
 from gateway.storage.database import Database, open_database
 from gateway.storage.schema import migrate
 from tests.support.servers import (
-    POSTGRES_MISSING,
-    PROMETHEUS_MISSING,
     PostgresServer,
+    RedisServer,
     postgres_binaries,
     postgres_server,
     prometheus_binary,
+    redis_binary,
+    redis_server,
 )
+from tests.support.untested import Untested
 
+#: Who asks for one of these needs that server.
+SERVER_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
+    "postgres": postgres_binaries,
+    "own_postgres": postgres_binaries,
+    "redis_of_session": redis_binary,
+    "own_redis": redis_binary,
+}
 _numbers = itertools.count(1)
 
 
@@ -31,17 +43,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("store", stores, indirect=True)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # test_postgres_is_available fails as well; this is said even if that test was not among those asked for.
-    missing = [
-        text
-        for found, text in ((postgres_binaries, POSTGRES_MISSING), (prometheus_binary, PROMETHEUS_MISSING))
-        if found.cache_info().currsize and found() is None
-    ]
-    if missing:
-        terminalreporter.section("NOT TESTED", sep="!", red=True)
-        for text in missing:
-            terminalreporter.line(text)
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Untested())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    # Before there are workers: two of them must not run the package installer at once.
+    for found in (postgres_binaries, redis_binary, prometheus_binary):
+        found()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of a server that is not there are left out, but for one a server that fails (storage/test_servers.py)."""
+    asked = {name for item in items for name in getattr(item, "fixturenames", ())}
+    lacking = {name for name, binary in SERVER_OF_FIXTURE.items() if name in asked and binary() is None}
+    left_out = [item for item in items if lacking.intersection(getattr(item, "fixturenames", ()))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +70,26 @@ def postgres() -> Iterator[PostgresServer]:
     with postgres_server() as server:
         asyncio.run(create_database(server, "template_migrated"))
         asyncio.run(migrate(server.url("template_migrated")))
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A cluster that a test may stop."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_of_session() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """One that a test may kill."""
+    with redis_server() as server:
         yield server
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.core.catalog import Wire
 from gateway.demo.provider import DemoProvider
-from tests.clients.npm_install import NOTES
 from tests.support.small_world import KEY, SmallWorld, deployment, provider
 
 GPT, CLAUDE, EMBED = "gpt-5", "claude-opus-5-5", "text-embedding-3-small"
@@ -41,10 +40,3 @@ async def gpt(gw: SmallWorld) -> AsyncIterator[openai.AsyncOpenAI]:
 async def claude(gw: SmallWorld) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(base_url=gw.url, api_key=KEY) as client:
         yield client
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if NOTES:
-        terminalreporter.section("NOT TESTED", sep="!", red=True)
-        for note in NOTES:
-            terminalreporter.line(note)

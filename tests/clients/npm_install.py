@@ -11,8 +11,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent / "npm"
 _CACHE = Path(__file__).resolve().parents[2] / "var" / "node-clients"
 INSTALL_TIMEOUT_S = 45
-#: What could not be tried; pytest prints it at its end (conftest.py).
-NOTES: list[str] = []
 
 
 class NodeMissing(Exception):

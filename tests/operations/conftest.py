@@ -25,7 +25,7 @@ from gateway.storage.schema import migrate
 from tests.operations.promql import Exported, exported
 from tests.support.fake_vllm import FakeVllm
 from tests.support.running import Running, running
-from tests.support.servers import redis_server
+from tests.support.servers import RedisServer
 
 SYSTEM = "\n".join(f"rule {n}: answer in one short sentence, and say no more than that" for n in range(120))
 WEBHOOK = WebhookSpec("http://127.0.0.1:9/alerts", Secret("a-secret-of-the-tests"))
@@ -112,15 +112,14 @@ async def _served(gw: Running) -> str:
 
 
 @pytest.fixture(scope="session")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+def page(tmp_path_factory: pytest.TempPathFactory, redis_of_session: RedisServer) -> str:
     async def scraped(store_url: str, redis_url: str) -> str:
         await migrate(store_url)
         async with running(store_url, configured={"redis_url": redis_url, "webhook": WEBHOOK}) as gw:
             return await served(gw)
 
     directory: Path = tmp_path_factory.mktemp("operations")
-    with redis_server() as redis:
-        return asyncio.run(scraped(f"sqlite:///{directory / 'store.db'}", redis.url))
+    return asyncio.run(scraped(f"sqlite:///{directory / 'store.db'}", redis_of_session.url))
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from gateway.storage.tasks import Tasks
 from tests.operations.conftest import WEBHOOK, ask, served
 from tests.operations.test_dashboards import ROOT, panels, rows
 from tests.support.running import Running, running
-from tests.support.servers import prometheus_binary, prometheus_server, redis_server
+from tests.support.servers import RedisServer, prometheus_binary, prometheus_server
 
 #: Panels whose subject is what does not happen in a run in which all goes well; their queries have no `or vector(0)`.
 QUIET = {"Out of use, by status", "Quota refusals, by deployment", "Answers cut short", "Deliveries"}
@@ -78,13 +78,12 @@ async def silent_panels(gw: Running) -> list[str]:
             ]
 
 
-async def test_every_panel_shows_numbers_of_a_real_run(postgres_url: str) -> None:
+async def test_every_panel_shows_numbers_of_a_real_run(postgres_url: str, own_redis: RedisServer) -> None:
     if prometheus_binary() is None:
         return
-    with redis_server() as redis:
-        configured = {"redis_url": redis.url, "webhook": WEBHOOK}
-        async with running(postgres_url, configured=configured) as gw:
-            assert set(await silent_panels(gw)) <= QUIET
+    configured = {"redis_url": own_redis.url, "webhook": WEBHOOK}
+    async with running(postgres_url, configured=configured) as gw:
+        assert set(await silent_panels(gw)) <= QUIET
 
 
 @pytest.mark.parametrize("name", ["alerts", "recording"])

@@ -1,4 +1,4 @@
-"""Redis for tests: `redis` is shared and emptied before each, `own_redis` is the test's to kill."""
+"""`redis` is shared by the tests of a process, and emptied before each."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from tests.support.servers import RedisServer, redis_server
+from tests.support.servers import RedisServer
 from tests.support.told_redis import ToldRedis
-
-
-@pytest.fixture(scope="session")
-def redis_of_session() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -26,9 +20,3 @@ def redis(redis_of_session: RedisServer) -> Iterator[ToldRedis]:
         told = ToldRedis(redis_of_session.url, client)
         told.at(0)
         yield told
-
-
-@pytest.fixture
-def own_redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server

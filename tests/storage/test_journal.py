@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from gateway.storage.ledger import SqlLedger
 from gateway.storage.schema import migrate
 from gateway.storage.settlement import Ending
 from tests.storage.worlds import TEAM, attempt, granted, opened, outcome, reserve, void
-from tests.support.servers import PostgresServer, postgres_server
+from tests.support.servers import PostgresServer
 
 
 def files(directory: Path) -> list[Path]:
@@ -84,13 +83,6 @@ async def test_a_failed_append_leaves_no_half_frame(tmp_path: Path) -> None:
     await journal.append([second])
 
     assert [read_segment(s) for s in await journal.close_segment()] == [[first], [second]]
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """A cluster that a test may stop."""
-    with postgres_server() as server:
-        yield server
 
 
 async def test_an_outage_of_postgres_loses_no_entry_and_admits_nothing(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -12,11 +14,15 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from tests.support.untested import untested
+
+T = TypeVar("T")
 START_TIMEOUT_S = 30
 
 
@@ -178,27 +184,39 @@ PROMETHEUS_MISSING = (
 @functools.cache
 def postgres_binaries() -> Path | None:
     """The directory with initdb and pg_ctl; installs the Debian package if that is possible and needed."""
-    return _postgres_directory() or (_postgres_directory() if _apt_install("postgresql") else None)
+    return _found(_postgres_directory, "postgresql", POSTGRES_MISSING)
 
 
 @functools.cache
 def redis_binary() -> str | None:
-    return shutil.which("redis-server") or (
-        shutil.which("redis-server") if _apt_install("redis-server") else None
-    )
+    """None where it neither is nor can be installed, as the next."""
+    return _found(lambda: shutil.which("redis-server"), "redis-server", REDIS_MISSING)
 
 
 @functools.cache
 def prometheus_binary() -> str | None:
-    """None where it neither is nor can be installed; promtool comes with it."""
-    return shutil.which("prometheus") or (shutil.which("prometheus") if _apt_install("prometheus") else None)
+    """promtool comes with it."""
+    return _found(lambda: shutil.which("prometheus"), "prometheus", PROMETHEUS_MISSING)
+
+
+def _found(look: Callable[[], T | None], package: str, missing: str) -> T | None:
+    found = look() or (look() if _apt_install(package) else None)
+    if found is None:
+        untested(missing)
+    return found
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+    """One that the kernel gives to nobody who asks for any: a server may go and come back at it."""
+    try:
+        first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        first_given = 32_768  # no Linux
+    while True:
+        port = random.randrange(10_000, first_given)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def _postgres_directory() -> Path | None:
@@ -209,7 +227,8 @@ def _postgres_directory() -> Path | None:
 
 
 def _apt_install(package: str) -> bool:
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+    # A worker of pytest-xdist finds what its controller could install (tests/conftest.py).
+    if os.geteuid() != 0 or "PYTEST_XDIST_WORKER" in os.environ or shutil.which("apt-get") is None:
         return False
     # RUNLEVEL 1: what is installed is not started as a service of the machine.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}

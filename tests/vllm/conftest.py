@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.untested import untested
+
 GOLDEN = Path(__file__).parents[3] / "shared" / "upstream" / "golden"
 
 collect_ignore = [] if GOLDEN.is_dir() else ["test_golden.py"]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if collect_ignore:
-        terminalreporter.write_line(
-            "tests/vllm/test_golden.py did not run: ../shared/upstream/golden, the answers of a real vLLM that the "
-            "fake one is held against, is not beside this directory"
-        )
+if collect_ignore:
+    untested(
+        "tests/vllm/test_golden.py: ../shared/upstream/golden, the answers of a real vLLM that the fake one is held "
+        "against, is not beside this directory."
+    )
 
 
 @pytest.fixture
