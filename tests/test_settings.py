@@ -200,7 +200,7 @@ providers:
         operations: [chat]
         aliases: [cheap]
         price: {input_usd_per_mtok: 0.10, cache_read_usd_per_mtok: 0.02, output_usd_per_mtok: "0.40"}
-      - {model: mystery, price: none}
+      - {model: mystery, price: none, timeouts: {first_event_s: 30, total_s: 900}}
       - {model: like-large, price: openai/large, weight: 3, priority: 1, context_tokens: 8192}
 """
     )
@@ -209,6 +209,9 @@ providers:
     assert coder.provider.credential == ""
     assert coder.provider.on_disconnect is OnDisconnect.CANCEL_FREE
     assert (coder.provider.first_byte_timeout_s, coder.provider.idle_timeout_s) == (600, 120)
+    assert like_large.provider == coder.provider
+    own = dataclasses.replace(coder.provider, first_event_timeout_s=30, total_timeout_s=900)
+    assert mystery.provider == own
     assert (coder.name, coder.model, coder.upstream_model) == ("local/coder", "coder", "Some/Coder-30B")
     assert (coder.tier, set(coder.operations)) == (Tier.SMALL, {Operation.CHAT})
     assert set(settings.catalog.by_model) == {
@@ -712,7 +715,7 @@ breakers: {x: 1, steps: {x: 1}, wall_clock: {x: 1}, loop: {x: 1}, polling: {x: 1
   spend_slope: {x: 1}, fan_out: {x: 1}, retries: {x: 1}}
 limits: {x: 1}
 caching: {x: 1}
-providers: {p: {base_url: "http://h/v1", x: 1, timeouts: {x: 1}, deployments: [{model: m, x: 1, price: {x: 1},
+providers: {p: {base_url: "http://h/v1", x: 1, timeouts: {x: 1}, deployments: [{model: m, x: 1, price: {x: 1}, timeouts: {x: 1},
   queue: {x: 1}, replicas: {x: 1, dns: {x: 1}, kubernetes: {x: 1}}},
   {model: n, price: {gpu: {x: 1}}}]}}
 rules: [{name: r, tier: standard, x: 1}]
@@ -721,7 +724,7 @@ budgets: [{scope: "team:t", limit_usd: 1, x: 1}]
 """
     hints = [p for p in problems(read, text) if "there is no such setting" in p]
     known = {word for hint in hints for word in re.findall(r"\w+", hint.partition("known here:")[2])}
-    assert len(hints) == 28
+    assert len(hints) == 29
     prose = re.sub(r"(?s)```.*?```", "", CONFIGURATION_PAGE.read_text("utf-8"))
     documented = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
     assert known - documented == set()

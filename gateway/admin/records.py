@@ -38,6 +38,8 @@ class ProviderOut(Out):
     connect_timeout_s: float
     first_byte_timeout_s: float
     idle_timeout_s: float
+    first_event_timeout_s: float
+    event_idle_timeout_s: float
     total_timeout_s: float
     deployments: list[str]
     source: SourceOut | None
@@ -92,6 +94,8 @@ async def list_providers(call: Call) -> Reply:
                 connect_timeout_s=provider.connect_timeout_s,
                 first_byte_timeout_s=provider.first_byte_timeout_s,
                 idle_timeout_s=provider.idle_timeout_s,
+                first_event_timeout_s=provider.first_event_timeout_s,
+                event_idle_timeout_s=provider.event_idle_timeout_s,
                 total_timeout_s=provider.total_timeout_s,
                 deployments=own,
                 source=source_of(call, f"provider:{provider.name}"),

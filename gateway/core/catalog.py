@@ -113,6 +113,10 @@ class Provider:
     first_byte_timeout_s: float = 60.0
     slow_first_byte_timeout_s: float = 300.0  # reasoning, or more than 100k tokens of input
     idle_timeout_s: float = 120.0
+    #: Of streams, where keep-alives come and nothing else: until the first event (the first token of one's own replicas),
+    #: and between two events.
+    first_event_timeout_s: float = 600.0
+    event_idle_timeout_s: float = 600.0
     total_timeout_s: float = 3600.0
 
 

@@ -48,7 +48,7 @@ class StreamMeter:
             False  # the server has broken it off: neither its word of that nor what follows is forwarded
         )
         self.error: GatewayError | None = None
-        self.events = 0
+        self.events = 0  # that say something: no keep-alives
         self.output_events = 0
         self.output_bytes = 0
 
@@ -97,7 +97,7 @@ class StreamMeter:
 
     def _event(self, event: bytes) -> bytes:
         name, data = event_data(event)
-        if not data:  # a comment or a bare name
+        if not data or name == "ping":  # a comment, a bare name, or Anthropic's keep-alive
             return event
         self.events += 1
         facts = self._read_event(name, data)

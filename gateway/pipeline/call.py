@@ -22,6 +22,7 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamLost,
     UpstreamMalformed,
+    UpstreamTimeout,
     provider_request_id,
 )
 from gateway.core.meter import StreamMeter
@@ -213,16 +214,17 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
     hide = x.operation is Operation.CHAT and not x.facts.include_usage
     o.meter = meter = StreamMeter(x.operation, hide_usage=hide, price=price)
     o.chunks = o.answer.chunks()
-    first: list[bytes] = []
-    async for data in o.chunks:
-        first.append(meter.feed(data))
-        said = meter.first_output or meter.finish or meter.complete
-        if meter.error is not None and (meter.events == 1 or (x.replica is not None and not said)):
-            raise _said(meter.error)
-        # An error further on goes to the client: what came before it may be billed. One's own servers send no bill,
-        # and begin every answer with an event that says nothing.
-        if meter.events and (said or x.replica is None):
-            break
+    provider = o.deployment.provider
+    limit_s = provider.first_event_timeout_s
+    if limit_s >= provider.idle_timeout_s:
+        # Silence is noticed before that, and keep-alives are looked at as they come: no timer.
+        first = await _until_said(world, x, o, meter, o.chunks)
+    else:
+        try:
+            async with asyncio.timeout(limit_s - (world.clock.monotonic() - o.sent_s)):
+                first = await _until_said(world, x, o, meter, o.chunks)
+        except TimeoutError:
+            raise _unsaid(limit_s) from None
     if meter.aborted:
         async for data in o.chunks:  # its usage and its end follow at once
             meter.feed(data)
@@ -236,7 +238,34 @@ async def _first_events(world: World, x: Exchange, o: Opened) -> None:
     o.first_token_ms = _ms_since(world, o.sent_s)
     if x.replica is not None:
         replicas.first_chunk(world, x.replica)
-    o.first = b"".join(first)
+    o.first = first
+
+
+async def _until_said(
+    world: World, x: Exchange, o: Opened, meter: StreamMeter, chunks: AsyncIterator[bytes]
+) -> bytes:
+    """What may be forwarded of a stream up to its first event; one's own servers': up to their first token."""
+    limit_s = o.deployment.provider.first_event_timeout_s
+    first: list[bytes] = []
+    async for data in chunks:
+        first.append(meter.feed(data))
+        said = meter.first_output or meter.finish or meter.complete
+        if meter.error is not None and (meter.events == 1 or (x.replica is not None and not said)):
+            raise _said(meter.error)
+        # An error further on goes to the client: what came before it may be billed. One's own servers send no bill,
+        # and begin every answer with an event that says nothing.
+        if meter.events and (said or x.replica is None):
+            break
+        if world.clock.monotonic() - o.sent_s > limit_s:
+            raise _unsaid(limit_s)
+    return b"".join(first)
+
+
+def _unsaid(limit_s: float) -> UpstreamTimeout:
+    return UpstreamTimeout(
+        f"the model provider's stream had no event within {limit_s:g} s, only keep-alives or nothing",
+        billed=None,
+    )
 
 
 def _said(error: GatewayError) -> UpstreamError:

@@ -9,7 +9,13 @@ from gateway.core import meter as meters
 from gateway.core.catalog import OnDisconnect, Operation
 from gateway.core.dialects import ABORT
 from gateway.core.entry import Outcome
-from gateway.core.errors import UpstreamAborted, UpstreamError, UpstreamLost, provider_request_id
+from gateway.core.errors import (
+    UpstreamAborted,
+    UpstreamError,
+    UpstreamLost,
+    UpstreamTimeout,
+    provider_request_id,
+)
 from gateway.core.meter import StreamMeter
 from gateway.core.usage import Quality
 from gateway.pipeline import admit, bound, settle
@@ -39,8 +45,13 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
         yield b""
         begun = True
         yield o.first
+        said, quiet_from_s = meter.events, 0.0
         async for data in chunks:
             out = meter.feed(data)
+            if meter.events != said:
+                said, quiet_from_s = meter.events, 0.0
+            else:
+                quiet_from_s = _still_quiet(world, o, quiet_from_s)
             if out:
                 yield out
         tail = meter.end()
@@ -70,6 +81,15 @@ async def _events(world: World, x: Exchange, o: Opened) -> AsyncGenerator[bytes,
             if meter.events > 1 and o.first_token_ms is not None:
                 world.streamed(o.attempt, meter.events, (outcome.latency_ms - o.first_token_ms) / 1e3)
             world.spawn(o.answer.close(), "close")
+
+
+def _still_quiet(world: World, o: Opened, since_s: float) -> float:
+    """Since when only keep-alives have come; 0 = they begin now. Raises `UpstreamTimeout` if that is too long."""
+    now_s = world.clock.monotonic()
+    limit_s = o.deployment.provider.event_idle_timeout_s
+    if since_s and now_s - since_s > limit_s:
+        raise UpstreamTimeout(f"the model provider's stream had only keep-alives for {limit_s:g} s")
+    return since_s or now_s
 
 
 async def abandon_stream(world: World, x: Exchange, o: Opened, *, sent_all: bool = False) -> None:

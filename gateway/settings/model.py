@@ -86,12 +86,14 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Upstream: connect, first byte, between bytes, total. Client: request body, write to a slow reader."""
+    """Upstream: connect, first byte, between bytes, first event and between events of a stream, total. Client: request body, write to a slow reader."""
 
     connect_s: float = 5.0
     first_byte_s: float = 60.0
     slow_first_byte_s: float = 300.0
     idle_s: float = 120.0
+    first_event_s: float = 600.0  # keep-alives do not count
+    event_idle_s: float = 600.0
     total_s: float = 3600.0
     body_s: float = 60.0
     slow_client_s: float = 120.0

@@ -196,13 +196,16 @@ def _timed(provider: Provider, timeouts: Timeouts) -> Provider:
         first_byte_timeout_s=timeouts.first_byte_s,
         slow_first_byte_timeout_s=timeouts.slow_first_byte_s,
         idle_timeout_s=timeouts.idle_s,
+        first_event_timeout_s=timeouts.first_event_s,
+        event_idle_timeout_s=timeouts.event_idle_s,
         total_timeout_s=timeouts.total_s,
     )
 
 
 def _timeout_overrides(section: Section) -> dict[str, Any]:
     overrides = {}
-    for name in ("connect", "first_byte", "slow_first_byte", "idle", "total"):
+    names = ("connect", "first_byte", "slow_first_byte", "idle", "first_event", "event_idle", "total")
+    for name in names:
         seconds = section.number(f"{name}_s", 0, 0.01, 86_400)
         if seconds:
             overrides[f"{name}_timeout_s"] = seconds
@@ -251,6 +254,7 @@ def _own_deployment(
     deployment = replace(
         blank,
         name=name,
+        provider=replace(provider, **_timeout_overrides(item.section("timeouts"))),
         model=model,
         upstream_model=upstream_model,
         price=_price(item, name, blank.price, shipped, found, gpu),

@@ -61,6 +61,7 @@ class Timeouts:
         if slow:
             first_byte = provider.slow_first_byte_timeout_s
             idle = max(idle, first_byte)
+        idle = min(idle, provider.event_idle_timeout_s)
         return cls(provider.connect_timeout_s, first_byte, idle, provider.total_timeout_s)
 
 

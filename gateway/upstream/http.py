@@ -57,6 +57,7 @@ class HttpUpstream:
     def __init__(self, credentials: Mapping[str, str], *, tls: ssl.SSLContext | None = None) -> None:
         self._credentials = credentials
         self._client = WireClient(tls)
+        #: by deployment, whose time limits may be its own
         self._targets: dict[tuple[str, Operation, str], _Target] = {}
 
     async def start(self) -> None:
@@ -70,7 +71,7 @@ class HttpUpstream:
         `UpstreamLost`, `UpstreamTimeout` or `UpstreamMalformed` (the answer is lost, it may be billed); cancelled,
         `Unsent` or a plain CancelledError."""
         provider = call.deployment.provider
-        key = (provider.name, call.operation, call.address)
+        key = (call.deployment.name, call.operation, call.address)
         target = self._targets.get(key)
         if target is None or target.provider is not provider:  # a reload may give a name another address
             if len(self._targets) >= _TARGETS_MAX:
@@ -126,6 +127,7 @@ def _target(
     first_byte_s, slow_s = provider.first_byte_timeout_s, provider.slow_first_byte_timeout_s
 
     def limits(first_byte_s: float, silence_s: float) -> TimeLimits:
+        silence_s = min(silence_s, provider.event_idle_timeout_s)
         return TimeLimits(
             provider.connect_timeout_s, WRITE_TIMEOUT_S, first_byte_s, silence_s, provider.total_timeout_s
         )

@@ -110,7 +110,7 @@ MESSAGES_STREAM = b"".join(
 )  # fmt: skip
 MESSAGES_SEEN = Seen(
     MESSAGES_STREAM, Usage(input_uncached=3, cache_read=7, cache_write_5m=20, cache_write_1h=30, output=12), "",
-    "standard", "tool_use", "msg_1", "c", True, "", 10, (4, 9),
+    "standard", "tool_use", "msg_1", "c", True, "", 9, (4, 9),
 )  # fmt: skip
 
 RESPONSES_STREAM = b"".join(

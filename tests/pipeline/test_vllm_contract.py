@@ -72,13 +72,15 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(replicas: int = 2, **options: Any) -> AsyncIterator[Pair]:
+async def pair(
+    replicas: int = 2, timeouts: dict[str, float] | None = None, **options: Any
+) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         flags = Options(model="m-2026", rates=BILLED, **options)
         servers = [await stack.enter_async_context(FakeVllm(flags)) for _ in range(replicas)]
         urls = tuple(server.base_url for server in servers)
         source = ReplicaSource(ReplicaKind.STATIC, urls=urls, exploration=0)
-        own = deployment(provider("", Wire.DEMO, name="gpu"), replicas=source)
+        own = deployment(provider("", Wire.DEMO, name="gpu", **timeouts or {}), replicas=source)
         group = Group(own.name, source, Fleet(policy_of(source)))
         group.fleet.members(urls, 0.0)
         world = SmallWorld([own], replicas=Groups({own.name: group}))
@@ -264,6 +266,47 @@ async def test_chat_is_billed_by_the_usage_that_the_client_did_not_ask_for() -> 
         assert "usage" not in stream + again
         assert (await p.against_bills()).differences == ()
         assert [o.usage.cache_read for _, o in p.gw.ledger.entries] == [0, 480]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("idle_s", [0.3, 30.0])
+async def test_a_replica_that_only_keeps_the_stream_alive_is_left_at_the_first_event_limit(
+    path: str, idle_s: float
+) -> None:
+    """Whether comments come (every 5 ms) or nothing: the limit is on what is said, and another replica answers."""
+    every_s = 0.005 if idle_s == 0.3 else None
+    limits = {"first_event_timeout_s": 0.4, "idle_timeout_s": idle_s}
+    async with pair(keep_alive_s=every_s, timeouts=limits) as p:
+        p.hold(0)
+        asked = p.asks(path, stream=True)
+        stuck = await p.caught()
+        next(r for r in p.replicas if r is not stuck).engine.let_go()
+        status, stream = await asked
+        assert (status, stream.count(" 007")) == (200, 1)
+        finish = "length" if path == CHAT else "max_tokens"
+        lost, served = await p.gw.settled()
+        assert (lost, served) == (
+            (1, Kind.VOID, "error", "upstream_timeout"),
+            (2, Kind.POST, finish, ""),
+        )
+        p.let_go()
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_a_stream_that_goes_on_with_comments_alone_ends_with_an_error_at_the_limit_between_events(
+    path: str,
+) -> None:
+    limits = {"event_idle_timeout_s": 0.2, "idle_timeout_s": 30.0}
+    async with pair(replicas=1, keep_alive_s=0.005, timeouts=limits) as p:
+        p.hold(3)
+        status, stream = await p.asks(path, stream=True)
+        said = [event for event in events(stream) if not event.startswith(":")]
+        assert (status, "upstream_timeout" in said[-1] or said[-1] == "error") == (200, True)
+        assert [(k, f, e) for _, k, f, e in await p.gw.settled()] == [
+            (Kind.POST, "upstream_cut", "upstream_timeout")
+        ]
+        assert p.replicas[0].comments >= 3
+        p.let_go()
 
 
 async def test_comments_of_a_queue_that_is_long_reach_no_client_as_a_first_byte_and_break_nothing() -> None:
