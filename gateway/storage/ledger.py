@@ -64,7 +64,9 @@ class SqlLedger:
         journal: Journal,
         task_limit_nano_usd: int | None,
         task_on_exceed: OnExceed = OnExceed.ERROR,
+        store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
+        self._store_timeout_s = store_timeout_s
         self._database = database
         self._clock = database.clock
         self._journal = journal
@@ -103,6 +105,7 @@ class SqlLedger:
         task_limit_nano_usd: int | None = None,
         task_on_exceed: OnExceed = OnExceed.ERROR,
         make_journal: Callable[[Path, str], Journal] = Journal,
+        store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> SqlLedger:
         """Take the lease, post what the last run of this replica left in its journal, and begin.
 
@@ -110,7 +113,7 @@ class SqlLedger:
         `LedgerUnavailable` if the store does not answer.
         """
         journal = make_journal(journal_dir, replica_id)
-        ledger = cls(database, replica_id, journal, task_limit_nano_usd, task_on_exceed)
+        ledger = cls(database, replica_id, journal, task_limit_nano_usd, task_on_exceed, store_timeout_s)
         alone = database.sqlite_path is not None
         try:
             ledger._lease = await ledger._run_again(
@@ -269,7 +272,7 @@ class SqlLedger:
 
     async def _admit(self, asks: list[Ask]) -> list[Granted | Refused | Exception]:
         careful = False
-        deadline = self._clock.monotonic() + STORE_TIMEOUT_S
+        deadline = self._clock.monotonic() + self._store_timeout_s
         for _ in range(_CONFLICTS_MAX):
             tx = partial(
                 admit,
@@ -312,7 +315,7 @@ class SqlLedger:
         granted = [ask for ask, answer in zip(asks, answers, strict=True) if isinstance(answer, Granted)]
         ids = [ask.attempt.attempt_id for ask in granted]
         try:
-            found = await self._run(partial(granted_before, ids), deadline + STORE_TIMEOUT_S / 2)
+            found = await self._run(partial(granted_before, ids), deadline + self._store_timeout_s / 2)
             if found or not ids:
                 return [*answers]
         except (StoreDown, Conflict):
@@ -399,7 +402,7 @@ class SqlLedger:
     # --- the store -------------------------------------------------------------------------------------
 
     async def _run(self, tx: Callable[[], Tx[T]], deadline: float | None = None) -> T:
-        timeout_s = STORE_TIMEOUT_S if deadline is None else deadline - self._clock.monotonic()
+        timeout_s = self._store_timeout_s if deadline is None else deadline - self._clock.monotonic()
         if timeout_s <= 0:
             raise StoreDown("out of time")
         try:

@@ -17,6 +17,8 @@ from tests.storage.worlds import attempt, opened, outcome, reserve
 
 EACH = 700
 HERDS = (1, 32, 256, 1_000)
+#: How long a busy machine takes is not the subject.
+PATIENCE_S = 30.0
 
 
 async def key_with_room(accounts: Accounts, k: int) -> str:
@@ -45,7 +47,7 @@ async def admitted(ledgers: Sequence[SqlLedger], calls: int, key_id: str) -> lis
 
 @pytest.mark.parametrize("calls", HERDS)
 async def test_one_ledger_admits_exactly_what_fits(store: str, tmp_path: Path, calls: int) -> None:
-    async with opened(store, tmp_path) as (ledger, database, accounts):
+    async with opened(store, tmp_path, store_timeout_s=PATIENCE_S) as (ledger, database, accounts):
         await accounts.ensure_defaults()
         for k in sorted({0, 1, calls // 3, calls - 1, calls}):
             key_id = await key_with_room(accounts, k)
@@ -59,7 +61,9 @@ async def test_three_replicas_admit_together_exactly_what_fits(
 ) -> None:
     async with AsyncExitStack() as stack:
         worlds = [
-            await stack.enter_async_context(opened(postgres_url, tmp_path / name, replica_id=name))
+            await stack.enter_async_context(
+                opened(postgres_url, tmp_path / name, replica_id=name, store_timeout_s=PATIENCE_S)
+            )
             for name in ("r1", "r2", "r3")
         ]
         ledgers = [ledger for ledger, _, _ in worlds]

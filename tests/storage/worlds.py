@@ -16,7 +16,7 @@ from gateway.core.ids import new_id
 from gateway.core.usage import Quality, Usage
 from gateway.storage.accounts import Accounts
 from gateway.storage.database import Database, SystemClock, open_database
-from gateway.storage.ledger import SqlLedger
+from gateway.storage.ledger import STORE_TIMEOUT_S, SqlLedger
 from gateway.storage.transact import Fetch, Row, Sql, Tx
 
 NOON_MS = 1_790_000_000_000
@@ -117,12 +117,22 @@ def granted(
 
 @asynccontextmanager
 async def opened(
-    url: str, journal_dir: Path, *, replica_id: str = "r1", clock: Any = None, task_limit: int | None = None
+    url: str,
+    journal_dir: Path,
+    *,
+    replica_id: str = "r1",
+    clock: Any = None,
+    task_limit: int | None = None,
+    store_timeout_s: float = STORE_TIMEOUT_S,
 ) -> AsyncIterator[tuple[SqlLedger, Database, Accounts]]:
     database = open_database(url, clock)
     try:
         ledger = await SqlLedger.open(
-            database, replica_id=replica_id, journal_dir=journal_dir, task_limit_nano_usd=task_limit
+            database,
+            replica_id=replica_id,
+            journal_dir=journal_dir,
+            task_limit_nano_usd=task_limit,
+            store_timeout_s=store_timeout_s,
         )
         try:
             yield ledger, database, Accounts(database, actor="test")
