@@ -27,6 +27,8 @@ TURNS_MAX = 8
 _MESSAGES_MAX = 64
 #: Segments that are no messages, tools and system, stand in front.
 _HEAD = 2
+#: Messages that a step may add to the one before and is still known to go on with it.
+_STEPS_BACK = 16
 _BYTES_MAX = 256 << 10  # with two whole turns at least, without which no repetition can be told
 #: A message above this is not decoded; it counts as something said, which ends every repetition.
 _MESSAGE_BYTES_MAX = 1 << 20
@@ -64,68 +66,111 @@ class Tail(msgspec.Struct, frozen=True, gc=False):
     pending: bytes = b""
 
 
-def tail(operation: Operation, segments: Sequence[Segment]) -> Tail:
-    """The last `TURNS_MAX` turns of a request. Never raises: what has no known form is something said."""
+def tail(operation: Operation, segments: Sequence[Segment], links: Sequence[bytes] = ()) -> Tail:
+    """The last `TURNS_MAX` turns of a request. Never raises: what has no known form is something said.
+
+    With `links`, the request's prefix chain or the beginning of it, what a former request of the run has shown is not
+    read again: only what was added to it is.
+    """
     read = _READERS.get(operation)
     if read is None:
         return Tail()
-    pieces: list[_Piece] = []
-    starts = size = 0
+    keys = segments.keys if isinstance(segments, Segments) else [segment.key for segment in segments]
+    end = len(keys)
+    kept = min(len(links), end)
+    at, past = _known(read, keys, links, kept) or _from_the_end(read, segments, keys)
+    if at == end:
+        return _told_of(past)
+    for i in range(at, end):
+        if i == kept > at:
+            read.keep(links[i - 1], keys[i - 1], past)
+        past = _and(past, read.known(keys[i]) or read(segments[i]))
+    if kept == end:
+        read.keep(links[end - 1], keys[end - 1], past)
+    return _told_of(past)
+
+
+def _known(read: _Reader, keys: Sequence[int], links: Sequence[bytes], end: int) -> tuple[int, _Past] | None:
+    """The longest beginning of a request that a former one has shown."""
+    for at in range(end, max(0, end - _STEPS_BACK), -1):
+        past = read.past(links[at - 1], keys[at - 1])
+        if past is not None:
+            return at, past
+    return None
+
+
+def _from_the_end(read: _Reader, segments: Sequence[Segment], keys: Sequence[int]) -> tuple[int, _Past]:
+    """(where to begin to read, what stands before it): as far back as `TURNS_MAX` turns and the other bounds go."""
+    taken = starts = size = 0
     later = _SILENT
     at = len(segments)
-    whole = True
-    keys = segments.keys if isinstance(segments, Segments) else [segment.key for segment in segments]
     first = sum(segment.kind != "message" for segment in segments[:_HEAD])
     while at > first:
-        # By its key alone: all but the last few were there in the step before.
+        # By its key alone: a fork or a retry has all but its last few messages from another request.
         piece = read.known(keys[at - 1]) or read(segments[at - 1])
         size += piece.size
-        whole = not (len(pieces) == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 2))
-        if not whole:
-            break
-        if piece.silent:
-            at -= 1
-            continue
-        if later.speaks and not _same_turn(piece, later):
+        whole = not (taken == _MESSAGES_MAX or (size > _BYTES_MAX and starts > 2))
+        if whole and not piece.silent and later.speaks and not _same_turn(piece, later):
             starts += 1
             whole = starts <= TURNS_MAX
-            if not whole:
-                break
-        pieces.append(piece)
-        later = piece
+        if not whole:
+            # What came before the first piece is not known; unless that ends a turn, neither is the whole of the
+            # first one.
+            ends = bool(later.results) and not later.speaks
+            return at, _Past(cut=not ends, opened=True)
         at -= 1
-    pieces.reverse()
-    return _grouped(pieces, whole)
+        if not piece.silent:
+            taken += 1
+            later = piece
+    return first, _BEGINNING
 
 
-def _grouped(pieces: Sequence[_Piece], whole: bool) -> Tail:
-    """Pieces as turns. `whole`: they begin where the history does."""
-    groups: list[tuple[bytes, list[_Piece]]] = []  # (what was said before, pieces)
-    said = b""
-    closed, calls = True, False
-    for piece in pieces:
-        if piece.speaks:
-            if closed or not (calls or piece.calls):
-                # Before the first turn stands the task, or after a compaction its summary: nobody interrupted.
-                groups.append((said if groups or not whole else b"", []))
-                said, closed, calls = b"", False, False
-            groups[-1][1].append(piece)
-            calls = calls or bool(piece.calls)
-            closed = bool(piece.results)
-        elif piece.results:
-            if groups:
-                groups[-1][1].append(piece)
-            closed = True
-        else:
-            said = _hash(said + piece.said) if said else piece.said
-            closed = True
-    # A last answer without results is one that the model is to go on with.
-    if groups and not closed:
-        groups.pop()
-    # What came before the first piece is not known; unless that ends a turn, neither is the whole of the first one.
-    cut = not whole and not (pieces and pieces[0].results and not pieces[0].speaks)
-    known = groups[1 if cut else 0 :][-TURNS_MAX:]
-    return Tail(tuple([_turn(before, of) for before, of in known]), said)
+class _Past(msgspec.Struct, frozen=True):
+    """A history as far as it was read: its last whole turns, and the one that may still go on."""
+
+    turns: tuple[Turn, ...] = ()
+    before: bytes = b""  # what was said before the last turn
+    last: tuple[_Piece, ...] = ()  # the last turn; () = there was none
+    said: bytes = b""  # since then
+    closed: bool = True  # another answer of the model is another turn,
+    calls: bool = False  # unless neither made a call
+    opened: bool = False  # a turn was seen, or may have come before all that was
+    cut: bool = False  # the first turn to come is not seen whole
+
+
+_BEGINNING = _Past()
+
+
+def _and(past: _Past, piece: _Piece) -> _Past:
+    """After one more message."""
+    turns, before, last, said, closed, calls, opened, cut = (
+        *(past.turns, past.before, past.last, past.said),
+        *(past.closed, past.calls, past.opened, past.cut),
+    )
+    if piece.speaks:
+        if closed or not (calls or piece.calls):
+            if last:
+                turns, cut = (turns, False) if cut else ((*turns, _turn(before, last))[-TURNS_MAX:], False)
+            # Before the first turn stands the task, or after a compaction its summary: nobody interrupted.
+            before, last, calls = said if opened else b"", (), False
+            said, opened = b"", True
+        return _Past(
+            turns, before, (*last, piece), said, bool(piece.results), calls or bool(piece.calls), opened, cut
+        )
+    if piece.results:
+        return _Past(turns, before, (*last, piece) if last else (), said, True, calls, opened, cut)
+    if piece.silent:
+        return past
+    return _Past(
+        turns, before, last, _hash(said + piece.said) if said else piece.said, True, calls, opened, cut
+    )
+
+
+def _told_of(past: _Past) -> Tail:
+    """A last answer without results is one that the model is to go on with."""
+    if not past.last or not past.closed or past.cut:
+        return Tail(past.turns, past.said)
+    return Tail((*past.turns, _turn(past.before, past.last))[-TURNS_MAX:], past.said)
 
 
 class _Piece(msgspec.Struct, frozen=True, gc=False):
@@ -382,6 +427,15 @@ class _Reader:
         self._seed = hash(dialect.value) & 0xFFFF_FFFF_FFFF_FFFF
         self._decode = decode
         self._memory: Generations[int, _Piece] = Generations(16_384)
+        self._pasts: Generations[tuple[bytes, int], _Past] = Generations(4_096)
+
+    def past(self, link: bytes, key: int) -> _Past | None:
+        """The history that ends there: by the link of the prefix chain and the key of the last message."""
+        return self._pasts.get((link, key)) if key else None
+
+    def keep(self, link: bytes, key: int, past: _Past) -> None:
+        if key:
+            self._pasts.put((link, key), past)
 
     def known(self, key: int) -> _Piece | None:
         """What a message of that `Segment.key` says, if one was read lately."""

@@ -33,7 +33,7 @@ def ask(world: World, x: Exchange) -> None:
     verdicts = world.watch.key_asked(x.caller.key_id, x.facts.digest, int(retried), policy, x.received_ms)
     if _is_run(x):
         segments = x.facts.segments
-        seen = tail(x.operation, segments) if len(segments) >= _MESSAGES_MIN else _NO_TURNS
+        seen = tail(x.operation, segments, x.chain) if len(segments) >= _MESSAGES_MIN else _NO_TURNS
         x.spoken = bool(seen.pending and seen.turns) and seen.pending != seen.turns[-1].prompted
         verdicts += world.watch.asked(
             x.task.task_id,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.core import dialects
 from gateway.core.catalog import Operation
 from gateway.core.dialects import Segment
+from gateway.core.prefix import anchor, chain
 from gateway.core.steady import looks_failed, steady
 from gateway.core.tail import TURNS_MAX, Tail, Turn, tail
 from tests.core.agent_traces import DIALECTS, Ask, Step, facts, rendered
@@ -364,6 +365,54 @@ def test_large_messages_make_a_short_tail() -> None:
     half = Step(tuple(Ask("read", {"path": f"f{n}"}, "x") for n in range(40)))  # 24 of its calls are in reach
     seen = of(Operation.RESPONSES, history(Operation.RESPONSES, half))
     assert seen.turns == ()
+
+
+# --- a run, step by step -----------------------------------------------------------------------------------
+
+_said = st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": st.sampled_from("ab")})
+_spoken = st.fixed_dictionaries({"role": st.just("assistant"), "content": st.sampled_from(["", "I see."])})
+_asked = st.builds(
+    lambda tool, result, n: list(called("{}", result, f"c{n}", tool))[: 1 + (n > 0)],
+    st.sampled_from(["bash", "read"]),
+    st.sampled_from(["ok", "no such file"]),
+    st.integers(0, 2),
+)
+_growth = st.lists(st.one_of(_said, _spoken, _asked), min_size=1, max_size=4)
+
+
+def flat(grown: list[Any]) -> list[dict[str, Any]]:
+    return [m for part in grown for m in (part if isinstance(part, list) else [part])]
+
+
+@given(st.lists(_growth, min_size=1, max_size=6), _growth)
+def test_a_run_that_is_followed_tells_what_its_whole_history_does(
+    steps: list[list[Any]], other: list[Any]
+) -> None:
+    messages = [USER]
+    for step in [*steps, other]:
+        if step is other:
+            messages = messages[: len(messages) // 2]  # and one that forks off it
+        messages = messages + flat(step)
+        segments = facts(Operation.CHAT, messages).segments
+        links = chain(segments)[: anchor(segments)]
+        followed, read = tail(Operation.CHAT, segments, links), tail(Operation.CHAT, segments)
+        # Where a history is longer than what is looked at, one that was followed is known further back.
+        assert (followed.turns[len(followed.turns) - len(read.turns) :], followed.pending) == (
+            read.turns,
+            read.pending,
+        )
+        if sum(message["role"] == "assistant" for message in messages) <= TURNS_MAX:
+            assert followed == read
+        assert tail(Operation.CHAT, segments, links) == followed  # a retry
+
+
+def test_a_run_that_is_followed_is_known_beyond_the_bytes_that_are_read_at_once() -> None:
+    large = [Step((Ask("read", {"path": f"f{n}"}, "y" * 100_000),)) for n in range(6)]
+    for known in range(1, 7):
+        segments = facts(Operation.CHAT, history(Operation.CHAT, *large[:known])).segments
+        followed = tail(Operation.CHAT, segments, chain(segments))
+    assert len(tail(Operation.CHAT, segments).turns) == 3
+    assert [turn.tools for turn in followed.turns] == [("read",)] * 6
 
 
 def test_requests_without_messages_have_no_tail() -> None:
