@@ -233,9 +233,9 @@ class Bindings(Protocol):
 class Learned(Protocol):
     """What all processes have learned of runs; store down: nothing is found, and each learns by itself."""
 
-    async def ask(self, key_id: str, unknown: Unknown) -> tuple[bytes, tuple[int, ...]]:
-        """The first order of the tools, b"" if nobody has told another one, and the numbers of lines that move. What
-        was asked is known to the others from now on."""
+    async def ask(self, key_id: str, unknown: Unknown) -> tuple[bytes, tuple[tuple[int, bytes | None], ...]]:
+        """The first order of the tools, b"" if nobody has told another one, and what stands in the place of each line
+        that may move: its number and wording, None = it is left out. What was asked is known to the others from now on."""
         ...
 
 

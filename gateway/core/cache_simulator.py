@@ -226,7 +226,13 @@ def _sections(operation: Operation, request: Mapping[str, Any]) -> Iterator[tupl
 def _message_parts(message: Mapping[str, Any]) -> list[_Part]:
     if message.get("role") is None and message.get("type") not in (None, "message"):
         # an item of a responses input: all it says but its own id
-        return [_part({k: v for k, v in message.items() if k not in ("id", "status")})]
+        item = {k: v for k, v in message.items() if k not in ("id", "status")}
+        output = message.get("output")
+        if not (isinstance(output, list) and len(output) == 1 and "text" in output[0]):
+            return [_part(item)]
+        # one block of text, which is the string with a place for a marker
+        text, _, size = _part({**item, "output": output[0]["text"]})
+        return [(text, _life_of(output[0]), size)]
     parts = _parts(message.get("content"))
     if isinstance(message.get("reasoning_content"), str):
         parts.insert(0, (message["reasoning_content"], None, None))

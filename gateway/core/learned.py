@@ -1,7 +1,8 @@
-"""What one process has learned of a run, in a form that another can use without seeing its text.
+"""What one process has learned of a run, in a form that another can use.
 
 The first-seen order of a list of tools is told by a hash for each tool: another process that gets the same tools in
 another order puts its own bytes into that order, and sends them only if they are then, byte for byte, what was sent first.
+Of lines that may move their wording is told, for what stands in their place has to be the same wherever a step lands.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import xxhash
 from gateway.core.catalog import Operation
 from gateway.core.dialects.facts import Facts
 from gateway.core.lineages import Scope
-from gateway.core.relocation import SystemText
+from gateway.core.relocation import Places, SystemText, size
 from gateway.core.shaping import LEAST_BYTES, SHAPED, Shaper
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -36,7 +37,7 @@ class Unknown(msgspec.Struct, frozen=True):
         b""  # the system prompt without what may change; b"" if no lines may move, or all is known of them
     )
     thread: bytes = b""  # requests of the run that have this prompt
-    lines: tuple[tuple[int, bytes], ...] = ()  # number and digest of each line that may move
+    lines: tuple[tuple[int, int, bytes], ...] = ()  # number, size and wording of each line that may move
 
 
 def order_of(tools: bytes) -> bytes:
@@ -97,7 +98,12 @@ def unknown(
     if home is not None and digest in home.tools:
         digest = b""
     run = shaper.lineages.peek(scope, opened)
-    if system is not None and run is not None and run.steps >= _ASKED_STEPS:
+    if (
+        system is not None
+        and run is not None
+        and run.steps >= _ASKED_STEPS
+        and not _longer(system, run.lines)
+    ):
         system = None
     if not digest and system is None:
         return None
@@ -118,9 +124,10 @@ def take_over(
     facts: Facts,
     body: bytes,
     order: bytes,
-    lines: Sequence[int],
+    lines: Sequence[tuple[int, bytes | None]],
 ) -> None:
-    """Go on from what another process has learned: the order of the tools, and the lines that move."""
+    """Go on from what another process has learned: the order of the tools, and what stands in the place of each line
+    that may move, by number; None = it is left out."""
     opened, system = shaper.opened(operation, facts, body, bool(lines))
     if order:
         first = in_order(facts.segments[0].raw.tobytes(), order)
@@ -128,12 +135,28 @@ def take_over(
             shaper.tools.adopt(shaper.lineages.at(scope, b"" if scope[-1] else opened).tools, first)
     if system is not None:
         known = shaper.volatile.setdefault((scope[:-1], system.template), set())
-        known.update(i for i in lines if i in system.candidates)
+        places = shaper.lineages.at(scope, opened).lines
+        for i, stands in lines:
+            if i not in system.candidates:
+                continue
+            if stands is None:
+                known.add(i)
+            else:
+                places[i] = stands
 
 
 def _name(scope: Scope, opening: bytes) -> bytes:
     return xxhash.xxh3_128_digest("\0".join(scope).encode() + b"\0" + opening)
 
 
-def _lines(text: SystemText) -> tuple[tuple[int, bytes], ...]:
-    return tuple((i, xxhash.xxh3_64_digest(text.lines[i])) for i in text.candidates)
+def _lines(text: SystemText) -> tuple[tuple[int, int, bytes], ...]:
+    return tuple((i, size(text.lines[i]), text.lines[i]) for i in text.candidates)
+
+
+def _longer(text: SystemText, places: Places) -> bool:
+    """A line has come in a wording that takes the place of the one that stands there."""
+    for i in text.candidates:
+        line, stands = text.lines[i], places.get(i)
+        if stands is not None and stands != line and size(line) > size(stands):
+            return True
+    return False

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.core.dialects.blocks import Message, Messages, client_markers
+from gateway.core.dialects.blocks import Message, Messages, asks_long, client_markers
 from gateway.core.dialects.facts import Facts, Segment, Segments
 from gateway.core.markers import Outline
 from gateway.core.prefix import digest, divergence, is_system
@@ -38,9 +38,12 @@ class Lineage:
     marks: tuple[int, ...] = ()
     keys: list[int] = field(default_factory=list)
     outline: Outline | None = None
-    lines: dict[int, bytes] = field(
+    lines: dict[int, bytes | None] = field(
         default_factory=dict
-    )  # volatile lines of the system prompt as they first came
+    )  # what stands in the place of each line of the system prompt that may move; None = it is left out
+    held: tuple[int, int, tuple[bytes, ...]] | None = (
+        None  # moved lines that stay where they went: behind which segment, a hash of what is said up to there, lines
+    )
     trims: dict[int, tuple[Trim, ...]] = field(
         default_factory=dict
     )  # by message: what is cut, () = it leaves whole
@@ -140,7 +143,9 @@ class Lineages:
         if len(lineage.trims) > 4 * len(keys) + 64:  # of forks and rewrites that are gone
             lineage.trims = {key: trims for key in keys if (trims := lineage.trims.get(key)) is not None}
         automatic = facts.spans.members.get("cache_control")
-        known.automatic = automatic is not None and body[automatic[0] : automatic[1]] != b"null"
+        asked = b"null" if automatic is None else body[automatic[0] : automatic[1]]
+        known.automatic = asked != b"null"
+        known.automatic_long = known.automatic and asks_long(asked)
         return known
 
     def _append(self, outline: Outline, segments: Segments, i: int, tool_count: int) -> None:
@@ -195,6 +200,12 @@ def first_said(segments: Segments) -> bytes:
         if segment.kind == "message" and not is_system(segment):
             return digest(segment)
     return b""
+
+
+def said_to(lineage: Lineage, last: int) -> int:
+    """A hash of the messages of its latest request from behind the system prompt up to segment `last`, as bytes."""
+    head = -1 if lineage.outline is None else lineage.outline.head
+    return hash(tuple(lineage.keys[head + 1 : last + 1]))
 
 
 def _same_head(outline: Outline, segments: Segments) -> bool:

@@ -46,6 +46,7 @@ class Outline:
     blocks: list[int]
     marked: list[int]  # segments with markers of the client's own
     automatic: bool = False  # the client asked for automatic caching, which marks the last block
+    automatic_long: bool = False  # for an hour or more
 
     @property
     def first(self) -> int:
@@ -127,8 +128,8 @@ def plan(
     `continued`: more requests with this beginning came or will come (a run, not one call alone). `head_seen`: another
     prompt had the same tools and system within their life. `entries`: segments up to which an earlier request of
     this run left cache entries, if that is known. `life`: what to ask for instead of the default life. `can_mark`:
-    whether a segment has a block that takes a mark. `extra_tail`: mark the tail also where the provider marks the end
-    by itself, because what stands behind the tail will not be there in the next step. `head_changes`: the system prompt
+    whether a segment has a block that takes a mark. `extra_tail`: mark the end also where the provider marks it by
+    itself, because what is put behind it will not be there in the next step. `head_changes`: the system prompt
     is another one in every step, so that nothing behind the tools is read again.
     """
     marker = rule.markers.get(operation, "")
@@ -136,18 +137,22 @@ def plan(
         return Plan(why="requests here cannot mark")
     if not rule.reads_cheaper:
         return Plan(why="a hit costs what input costs")
-    if rule.min_prefix_tokens and estimate_tokens(outline.sizes[-1]) < rule.min_prefix_tokens:
-        return Plan(why="below the minimum")
     implicit = rule.implicit_breakpoints
+    # A mark in the place of one that the provider would have set is no dearer, and must not be missing.
+    instead = extra_tail and (implicit > 0 or outline.automatic)
+    if rule.min_prefix_tokens and estimate_tokens(outline.sizes[-1]) < rule.min_prefix_tokens and not instead:
+        return Plan(why="below the minimum")
     room = rule.max_breakpoints - client_marks(outline) - outline.automatic - implicit
     if room <= 0:
         return Plan(why="the client's own markers leave no room")
     end = outline.tail if tail is None else tail
+    if instead and not outline.messages[-1].assistant:
+        end = len(outline.sizes) - 1
     if head_changes:
         own = bool(outline.marked) and min(outline.marked) < outline.first
         wished: list[Sequence[int]] = [(0,)] if outline.tools and outline.head > 0 and not own else []
     else:
-        wished = _wished(rule, outline, continued, head_seen, entries, end, implicit > 0 and not extra_tail)
+        wished = _wished(rule, outline, continued, head_seen, entries, end, implicit > 0, instead)
     if not wished and head_changes:
         return Plan(why="the system prompt changes with every step, so a write would not be read again")
     if not wished:
@@ -156,7 +161,7 @@ def plan(
     taken: list[int] = []
     for acceptable in wished:
         for at in acceptable:
-            if outline.sizes[at] >= least and can_mark(at):
+            if (outline.sizes[at] >= least or (instead and at == end)) and can_mark(at):
                 if at not in taken and len(taken) < room:
                     taken.append(at)
                 break
@@ -176,6 +181,7 @@ def _wished(
     entries: Sequence[int],
     tail: int,
     tail_is_implicit: bool,
+    instead: bool,
 ) -> list[Sequence[int]]:
     """Acceptable segments for each mark, the most valuable mark first."""
     marked = outline.marked
@@ -188,8 +194,12 @@ def _wished(
     if before < 0:
         before = outline.before_last_answer()
     # A client that marks its own tail does so in every step; where it only marks its head, the history is ours.
-    own_tail = outline.automatic or bool(marked and max(marked) > max(before, head))
-    if continued and tail > head and not own_tail and not tail_is_implicit:
+    if instead:
+        own_tail, wanted = tail in marked, True
+    else:
+        own_tail = outline.automatic or bool(marked and max(marked) > max(before, head))
+        wanted = continued and not tail_is_implicit
+    if wanted and tail > head and not own_tail:
         # What holds no text, an empty tool result, takes no mark: then the nearest message before it.
         latest = range(tail, max(before - 1, head, outline.first - 1, tail - _TAILS_MAX), -1)
         wished.append([s for s in latest if s == tail or not outline.message(s).assistant])
@@ -227,11 +237,11 @@ def _near(rule: CacheRule, outline: Outline, entry: int, end: int) -> list[int]:
 
 def _with_lives(rule: CacheRule, outline: Outline, segments: Sequence[int], life: Life | None) -> list[Mark]:
     """A longer life may not follow a shorter one, the client's own included."""
-    if not outline.marked:
+    if not outline.marked and not outline.automatic_long:
         name = life.name if life is not None and not outline.automatic else ""
         return [Mark(segment, name) for segment in segments]
     longs = [s for s in outline.marked if s >= outline.first and outline.message(s).long]
-    last_long = max(longs, default=-1)
+    last_long = len(outline.sizes) if outline.automatic_long else max(longs, default=-1)
     longer = next((x.name for x in rule.lives[1:]), "")
     marks = []
     for segment in segments:

@@ -3,8 +3,8 @@
 `chain(r)[i]` stands for segments 0 to i of request r (tools, system, then each message). An agent's next step
 extends its last one, so the whole chain of step N is the beginning of step N+1's. Clients change the *form* of
 old segments between steps, which must not break that (18 two-turn captures of 11 clients, 2026-11-30):
-- `cache_control` moves on to newer blocks: members of that name are left out of the hash of a segment that ends
-  with an object, as one does whose last block has its marker last (where all those clients put it);
+- `cache_control` (or `prompt_cache_breakpoint`) moves on to newer blocks: members of that name are left out of the hash
+  of a segment that ends with an object, as one does whose last block has its marker last (where all those clients put it);
 - a message that carried `cache_control` was a list of one text block and is a plain string afterwards: such a
   list is hashed as the string.
 All else counts byte by byte, key order and escapes included, because it can change what the provider caches.
@@ -28,10 +28,11 @@ from gateway.core.generations import Generations
 #: request of its task, it is a second run with the same opening.
 RETRY_WINDOW_S = 60.0
 
-_MARKER = b'"cache_control"'
+_MARKERS = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 # Inside a JSON string its quotes would be escaped, so this only ever finds a member. Values are flat objects.
 _MARKER_MEMBER = re.compile(
-    rb'\s*,\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,?\s*'
+    rb'\s*,\s*"(?:cache_control|prompt_cache_breakpoint)"\s*:\s*(?:\{[^{}]*\}|null)'
+    rb'|"(?:cache_control|prompt_cache_breakpoint)"\s*:\s*(?:\{[^{}]*\}|null)\s*,?\s*'
 )
 # Possessive throughout: most messages do not match, and must fail without a second try.
 _ONE_BLOCK_START = re.compile(
@@ -148,7 +149,7 @@ def _canonical(raw: bytes) -> bytes:
         marked = _ROLE_LAST.search(raw[-_ROLE_REACH:]) is not None
     else:
         return raw
-    if marked and raw.rfind(_MARKER) >= 0:
+    if marked and (raw.rfind(_MARKERS[0]) >= 0 or raw.rfind(_MARKERS[1]) >= 0):
         raw = _MARKER_MEMBER.sub(b"", raw)
     if raw.find(b'"text"', 0, _HEAD) >= 0:
         raw = _string_for_one_block(raw)

@@ -2,9 +2,15 @@
 
 Learned, not guessed: a line moves when two requests of one lineage differed in it and what differs is of a volatile
 class: the time, the working directory, the state of git, an id. Two system prompts belong to one lineage when they are
-equal but for such parts. From then on the line moves in every request of that prompt, always to the same place: behind
-everything that the client sent, as a system message where the provider takes one there, else at the end of the last
-user turn. Tool results and answers are never touched, and nothing moves when a request ends with an answer.
+equal but for such parts. From then on what the line says moves in every request of that prompt, always to the same place:
+behind everything that the client sent, as a system message where the provider takes one there, else at the end of the
+last user turn. Tool results and answers are never touched, and nothing moves when a request ends with an answer.
+
+What stays in the line's place is decided once for a run, so that no step reads less from a cache than it would straight:
+- a run that began with the line in its place keeps there what it sent first, for its caches hold just that; what the line
+  says now stands at the end, after `NOW`, where it is another thing. (Taking the line out would lose the line's own
+  beginning, and leave nothing of a step behind it to read.)
+- a run that begins when the line is known to be volatile has nothing there, so it shares what follows with other runs.
 
 Lines are compared and moved as the JSON bytes that they are, so they arrive letter by letter.
 """
@@ -42,6 +48,10 @@ _LINES = re.compile(rb"((?:[^\\]++|\\[^n])*+)(?:\\n|\Z)")
 _LONGEST_LINE = 1_000
 #: More lines that may move than this are no prompt with a clock in it.
 _CANDIDATES_MAX = 200
+#: Stands before lines of which the system prompt still has an older wording.
+NOW = b"As of now:"
+#: About what tokenizers make of a text: which of two wordings of a line is the longer one in tokens.
+_PIECES = re.compile(rb" ?[A-Za-z]{1,5}| ?[0-9]{1,3}|\s{1,8}|[^\sA-Za-z0-9]{1,2}")
 _SYSTEM_TURNS = {Operation.MESSAGES: b"system", Operation.CHAT: b"system", Operation.RESPONSES: b"developer"}
 
 
@@ -100,17 +110,52 @@ def _lines_of(text: bytes) -> list[bytes]:
     return [line[1] for line in found]
 
 
-def learn(first: dict[int, bytes], volatile: set[int], text: SystemText) -> list[int]:
+#: What stands in the place of each line that may move, by number: its wording, or None where it is left out.
+Places = dict[int, bytes | None]
+
+
+def learn(places: Places, volatile: set[int], text: SystemText) -> list[int]:
     """The lines, by number, that are volatile since this request and were not known to be.
 
-    `first`: the lines as this lineage first had them; `volatile`: of this prompt, whichever lineage showed it.
+    `places`: of this run; `volatile`: of this prompt, whichever run showed it.
     """
+    out: set[int] | None = None
     new = []
     for i in text.candidates:
-        if first.setdefault(i, text.lines[i]) != text.lines[i] and i not in volatile:
+        line = text.lines[i]
+        if i not in places:
+            if volatile and out is None:
+                out = _left_out(text, volatile)
+            places[i] = None if out and i in out else line
+            continue
+        stands = places[i]
+        if stands is None or stands == line:
+            continue
+        # A longer wording takes the place, or steps in which it stays the same would read less than straight. Nothing
+        # is lost by that: straight, a wording that is new is not read either, nor is what follows it.
+        if size(line) > size(stands):
+            places[i] = line
+        elif i not in volatile:
             volatile.add(i)
             new.append(i)
     return new
+
+
+def size(line: bytes) -> int:
+    """Of a line, in about its tokens."""
+    return len(_PIECES.findall(line))
+
+
+def _left_out(text: SystemText, volatile: set[int]) -> set[int]:
+    """The volatile lines that a run may begin without: a text never loses all its lines."""
+    out: set[int] = set()
+    begin = 0
+    for end in sorted(text.last):
+        here = {i for i in range(begin, end + 1) if i in volatile}
+        if len(here) <= end - begin:
+            out |= here
+        begin = end + 1
+    return out
 
 
 def classes_of(line: bytes) -> tuple[str, ...]:
@@ -118,39 +163,51 @@ def classes_of(line: bytes) -> tuple[str, ...]:
     return tuple(name for name, pattern in CLASSES.items() if re.search(pattern, line))
 
 
-def diff(text: SystemText, numbers: Sequence[int]) -> str:
-    """The lines that leave their place, for people: number in the system prompt, class, text."""
+def diff(text: SystemText, places: Places, numbers: Sequence[int]) -> str:
+    """The lines that leave their place, for people: number in the system prompt, class, text, and what stands there
+    instead."""
     found = ["--- system prompt", "+++ end of the conversation"]
     for i in numbers:
-        line = msgspec.json.decode(b'"%b"' % text.lines[i], type=str)
-        found += [f"@@ line {i + 1} ({', '.join(classes_of(text.lines[i]))}) @@", f"-{line}", f"+{line}"]
+        line, stands = _text(text.lines[i]), places[i]
+        found += [f"@@ line {i + 1} ({', '.join(classes_of(text.lines[i]))}) @@", f"-{line}"]
+        found += [] if stands is None else [f" {_text(stands)}"]
+        found.append(f"+{line}")
     return "\n".join(found) if len(found) > 2 else ""
+
+
+def _text(line: bytes) -> str:
+    return msgspec.json.decode(b'"%b"' % line, type=str)
 
 
 # --- the move -------------------------------------------------------------------------------------------
 
 
-def removed(text: SystemText, volatile: set[int]) -> tuple[list[Splice], list[bytes]]:
-    """Splices that take the lines out, each with one line end, and the lines. A text never loses all its lines."""
+def replaced(text: SystemText, places: Places) -> tuple[list[Splice], list[bytes]]:
+    """Splices that put into each line's place what stands there in this run, and the lines as they are now: first those
+    that are left out, each with one line end, then, after `NOW`, those whose older wording stays."""
     splices: list[Splice] = []
-    lines: list[bytes] = []
-    begin = 0
-    for end in sorted(text.last):
-        here = [i for i in range(begin, end + 1) if i in volatile]
-        if len(here) <= end - begin:
-            lines += (text.lines[i] for i in here)
-            for run in _runs(here):
-                start, stop = text.starts[run[0]], text.starts[run[-1]] + len(text.lines[run[-1]])
-                # Without this a run at the end would leave an empty line behind.
-                splices.append((start - 2, stop, b"") if run[-1] == end else (start, stop + 2, b""))
-        begin = end + 1
-    return splices, lines
+    out: list[int] = []
+    older: list[bytes] = []
+    for i in text.candidates:
+        line, stands = text.lines[i], places[i]
+        if stands is None:
+            out.append(i)
+        elif stands != line:
+            splices.append((text.starts[i], text.starts[i] + len(line), stands))
+            older.append(line)
+    for run in _runs(out, text.last):
+        start, stop = text.starts[run[0]], text.starts[run[-1]] + len(text.lines[run[-1]])
+        # Without this a run at the end would leave an empty line behind.
+        splices.append((start - 2, stop, b"") if run[-1] in text.last else (start, stop + 2, b""))
+    lines = [text.lines[i] for i in out]
+    return splices, [*lines, NOW, *older] if older else lines
 
 
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
+def _runs(numbers: Sequence[int], last: frozenset[int]) -> list[list[int]]:
+    """Lines that follow one another in one text."""
     runs: list[list[int]] = []
     for i in numbers:
-        if runs and runs[-1][-1] == i - 1:
+        if runs and runs[-1][-1] == i - 1 and i - 1 not in last:
             runs[-1].append(i)
         else:
             runs.append([i])
@@ -158,11 +215,17 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def appended(
-    operation: Operation, facts: Facts, body: bytes, lines: Sequence[bytes], system_turn: bool
+    operation: Operation,
+    facts: Facts,
+    body: bytes,
+    lines: Sequence[bytes],
+    system_turn: bool,
+    after: int | None = None,
 ) -> list[Splice] | None:
     """Splices that put the lines behind everything else; None if there is no place for them.
 
-    `system_turn`: the provider takes a system message there, which nobody can mistake for the user's words.
+    `system_turn`: the provider takes a system message there, which nobody can mistake for the user's words. `after`: then
+    it goes behind this segment, where it went in an earlier step.
     """
     name = "input" if operation is Operation.RESPONSES else "messages"
     span = facts.spans.members.get(name)
@@ -171,15 +234,19 @@ def appended(
         return None
     raw = segments[len(segments) - 1].raw.tobytes()
     message = blocks.read_message(raw)
-    if message.role not in ("user", "tool"):
+    # Anthropic takes a system turn behind a user's only; elsewhere clients put reminders of their own at the end.
+    if message.role not in ("user", "tool") and (operation is Operation.MESSAGES or not message.system):
         return None
     text = b"\\n".join(lines)
     if system_turn:
-        return [
-            (span[1] - 1, span[1] - 1, b',{"role":"%b","content":"%b"}' % (_SYSTEM_TURNS[operation], text))
-        ]
+        end: int | None = span[1] - 1
+        if after is not None:
+            begin = blocks.offset_of(body, span, segments, after, _first_message(facts))
+            end = None if begin is None else begin + len(segments[after].raw)
+        turn = b',{"role":"%b","content":"%b"}' % (_SYSTEM_TURNS[operation], text)
+        return None if end is None else [(end, end, turn)]
     text = b"<system-reminder>\\n%b\\n</system-reminder>" % text
-    if message.role == "tool" or operation is Operation.RESPONSES:
+    if message.role != "user" or operation is Operation.RESPONSES:
         return [(span[1] - 1, span[1] - 1, b',{"role":"user","content":"%b"}' % text)]
     content = blocks.content_of(raw)
     at = blocks.offset_of(body, span, segments, len(segments) - 1, _first_message(facts))

@@ -21,8 +21,8 @@ from gateway.core.cache_rules import CacheRule, KeyMeans, Life, Style
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
 from gateway.core.dialects.facts import Facts, Splice
-from gateway.core.lineages import Lineage, Lineages, Scope, extends, first_said, opening
-from gateway.core.markers import Mark, Outline, better_life, plan
+from gateway.core.lineages import Lineage, Lineages, Scope, extends, first_said, opening, said_to
+from gateway.core.markers import Mark, Outline, better_life, client_marks, plan
 from gateway.core.tool_sets import ToolSets
 from gateway.core.trimming import Artifacts, Trim, Trimmer, TrimPolicy
 
@@ -44,7 +44,7 @@ class Transform(StrEnum):
     NONCE = "billing_nonce@1"
     MARKERS = "markers@1"
     CACHE_KEY = "cache_key@1"
-    RELOCATE = "relocate@1"
+    RELOCATE = "relocate@2"
     TRIM = "trim@1"
 
 
@@ -148,14 +148,18 @@ class Shaper:
             return draft.done(level)
         if not rule.billing_header and Transform.NONCE not in request.off:
             self._strip_nonce(request, draft)
-        tail = self._moved(request, rule, lineage, system, draft) if system is not None else []
         outline = self.lineages.outline(lineage, request.facts, request.body)
+        tail = []
+        if system is not None and _end_stays_marked(request, rule, outline):
+            tail = self._moved(request, rule, lineage, system, draft)
         draft.continued = (
             lineage.steps > 1 or request.facts.tool_count > 0 or outline.answered
         ) and request.facts.n == 1
         self._mark(request, rule, lineage, outline, tools, draft)
         if tail:
             draft.splices = relocation.merged(draft.splices, tail)
+            if draft.at_the_end:
+                _hold(rule, lineage, draft)
         return self._keyed(request, rule, draft)
 
     def task_of(self, scope: Scope, operation: Operation, facts: Facts, body: bytes) -> str:
@@ -202,30 +206,30 @@ class Shaper:
         system: relocation.SystemText,
         draft: _Draft,
     ) -> list[Splice]:
-        """Takes the volatile lines out; returns the splices that put them at the end, [] if none moves."""
+        """Takes volatile lines out of their place; returns the splices that put them at the end, [] if none moves."""
         known = (request.scope[:-1], system.template)
         volatile = self.volatile.setdefault(known, set())
         self.volatile.move_to_end(known)
         if len(self.volatile) > 10_000:
             self.volatile.popitem(last=False)
         new = relocation.learn(lineage.lines, volatile, system)
-        if not volatile:
+        cuts, lines = relocation.replaced(system, lineage.lines)
+        if not lines:
             return []
-        cuts, lines = relocation.removed(system, volatile)
-        tail = (
-            relocation.appended(
-                request.operation, request.facts, request.body, lines, rule.mid_conversation_system is True
-            )
-            if lines
-            else None
-        )
+        turns = rule.mid_conversation_system is True
+        moved = tuple(line for line in lines if line is not relocation.NOW)
+        after = None
+        if lineage.held is not None and turns:
+            at, said, held = lineage.held
+            after = at if held == moved and said == said_to(lineage, at) else None
+        tail = relocation.appended(request.operation, request.facts, request.body, lines, turns, after)
         if tail is None:
             return []
         draft.splices += cuts
         draft.applied.append(Transform.RELOCATE)
-        draft.moved = tuple(lines)
+        draft.moved, draft.at_the_end = moved, after is None
         if new:
-            draft.diff = relocation.diff(system, [i for i in new if system.lines[i] in lines])
+            draft.diff = relocation.diff(system, lineage.lines, new)
         return tail
 
     def _first_seen_tools(self, request: Request, lineage: Lineage, draft: _Draft) -> bytes | None:
@@ -326,8 +330,8 @@ class Shaper:
             entries=lineage.entries(request.links),
             life=life,
             can_mark=can_mark,
-            extra_tail=bool(draft.moved),
-            head_changes=self._head_changes(request, lineage, outline),
+            extra_tail=draft.at_the_end,
+            head_changes=self._head_changes(request, lineage, outline) and not draft.moved,
         )
         lineage.links = request.links
         ends = () if rule.style is Style.EXPLICIT else (len(segments) - 1,)
@@ -430,6 +434,7 @@ class _Draft(msgspec.Struct):
     long_write: bool = False
     moved: tuple[bytes, ...] = ()
     diff: str = ""
+    at_the_end: bool = False  # what moved stands behind all that the client sent
     continued: bool = False
 
     def done(self, level: Level) -> Shaped:
@@ -481,6 +486,25 @@ def _place(
 
 
 SHAPED = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
+
+
+def _end_stays_marked(request: Request, rule: CacheRule, outline: Outline) -> bool:
+    """Where the end of a prompt is marked by itself, and lines may stand there that the next step moves on, a mark before
+    them can take over: without it the next step would find nothing of this one. A client with marks of its own besides
+    may leave no room for it in some steps."""
+    implicit = rule.implicit_breakpoints > 0 and not _decides_itself(request)
+    if not (implicit or outline.automatic):
+        return True
+    can = Transform.MARKERS not in request.off and request.operation in rule.markers
+    return can and not client_marks(outline)
+
+
+def _hold(rule: CacheRule, lineage: Lineage, draft: _Draft) -> None:
+    """Where the end takes no mark (an empty result of a tool), the only entry of this step is behind the moved lines: while
+    they stay the same they stay there, so that the next step finds it."""
+    last = len(lineage.keys) - 1
+    marked = not rule.implicit_breakpoints or any(mark.segment == last for mark in draft.marks)
+    lineage.held = None if marked else (last, said_to(lineage, last), draft.moved)
 
 
 def _decides_itself(request: Request) -> bool:

@@ -148,14 +148,17 @@ def _media(out: _Parts, part: Body, marker: Ttl | None, openai_marker: bool = Fa
 
 def _result_text(out: _Parts, content: object, marker: Ttl | None) -> None:
     """A tool's result is one block, whatever is in it; images inside count on their own."""
+    breakpoint_in = False
     if isinstance(content, list):
         texts = [_text(p.get("text")) for p in content if isinstance(p, Mapping) and "text" in p]
+        # openai 2.54.0: blocks of text inside of a tool's result take a breakpoint as those of a message do
+        breakpoint_in = any(isinstance(p, Mapping) and p.get("prompt_cache_breakpoint") for p in content)
         pictures = [p for p in content if isinstance(p, Mapping) and "image" in str(p.get("type"))]
         for picture in pictures:
             _media(out, picture, None)
         content = "\n".join(texts)
     # The marker may sit on an empty result: the block around it is not empty.
-    out.add(Kind.TOOL_RESULT, _text(content) or " ", marker=marker)
+    out.add(Kind.TOOL_RESULT, _text(content) or " ", marker=marker, openai_marker=breakpoint_in)
 
 
 def _format_schema(form: object) -> Body | None:

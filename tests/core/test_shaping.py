@@ -313,25 +313,39 @@ def sessions() -> dict[str, list[tuple[Operation, bytes]]]:
         ends = [i for i, m in enumerate(said) if m["role"] == "assistant"]
         bodies = [compact({"model": "m", "tools": trace["tools"], "messages": said[:end]}) for end in ends]
         found[path.stem] = [(Operation.CHAT, body) for body in bodies]
+        for every in (1, 3):
+            found[f"{path.stem} with a clock, {every}"] = [
+                (Operation.CHAT, clocked(body, f"9:{10 + n // every}")) for n, body in enumerate(bodies)
+            ]
     return found
+
+
+def clocked(body: bytes, time: str) -> bytes:
+    """With the time in the first line of its system prompt."""
+    asked = json.loads(body)
+    asked["messages"][0]["content"] = f"Current time: {time}\n{asked['messages'][0]['content']}"
+    return compact(asked)
 
 
 SESSIONS = sessions()
 
 
+@pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("model", ["demo-large", "demo-small", "demo-fast"])
 @pytest.mark.parametrize("name", list(SESSIONS) or [ABSENT])
-def test_never_fewer_cached_tokens_than_direct_and_never_dearer(name: str, model: str) -> None:
-    direct, through = Played(model), Played(model, Level.SAFE)
+def test_never_fewer_cached_tokens_than_direct_and_never_dearer(name: str, model: str, level: Level) -> None:
+    direct, through = Played(model), Played(model, level)
     rule = rule_of(f"demo/{model}")
     paid = [0, 0]
     for operation, body in SESSIONS.get(name, []):
         direct.now_s = through.now_s = through.now_s + 20
         plain, shaped = direct.send(operation, body), through.send(operation, body)
         assert shaped.cache_read >= plain.cache_read
-        assert shaped.input_total == plain.input_total
+        if not through.last or not through.last.moved:
+            assert shaped.input_total == plain.input_total
         paid = [paid[0] + cost(plain, rule), paid[1] + cost(shaped, rule)]  # type: ignore[list-item]
-    if len(SESSIONS.get(name, [])) >= 10:
+    # What a clock loses at `safe` before it is noticed is in bench/replay.py.
+    if len(SESSIONS.get(name, [])) >= 10 and not ("clock" in name and level is Level.SAFE):
         assert paid[1] <= paid[0]
 
 

@@ -92,18 +92,32 @@ def clocked(time: str, *said: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("up", [True, False])
-async def test_a_line_that_moved_at_one_replica_moves_at_all(own_redis: RedisServer, up: bool) -> None:
+async def test_what_stands_in_a_line_s_place_is_the_same_at_all_replicas(
+    own_redis: RedisServer, up: bool
+) -> None:
     async with pair(own_redis.url if up else NOBODY) as two:
-        level = {"x_cache_level": "relocate"}
 
-        async def moves(number: int, time: str) -> bool:
-            arrived = await two.send(number, clocked(time), **level)
-            return time not in json.dumps(json.loads(arrived)["system"])
+        async def stands(number: int, time: str, session: str = "one") -> str | None:
+            """What the provider gets in the place of the clock; all else of the system prompt is the same."""
+            words = {"x_cache_level": "relocate", "x_session_id": session}
+            arrived = json.loads(await two.send(number, clocked(time), **words))
+            assert time in json.dumps(arrived)
+            line = json.dumps(arrived["system"]).split("\\n")[1]
+            return line if "It is" in line else None
 
-        assert not await moves(0, "10:00")
-        # the other has never seen this prompt before, but it is not as the first one told
-        assert await moves(1, "10:01") is up
-        assert await moves(0, "10:02")
+        assert await stands(0, "10:00") == "It is 10:00."
+        # the other has never seen this run before, but the first one has told
+        assert await stands(1, "10:01") == f"It is {'10:00' if up else '10:01'}."
+        assert await stands(0, "10:02") == "It is 10:00."
+        # a longer wording takes the place, and late in a run, too
+        for n in range(3, 6):
+            assert await stands(1, f"10:0{n}") == f"It is {'10:00' if up else '10:01'}."
+        assert await stands(1, "2026-11-30 10:06") == "It is 2026-11-30 10:06."
+        if up:
+            assert await stands(0, "2026-11-30 10:07:30") == "It is 2026-11-30 10:07:30."
+            # a run that begins now has nothing there, wherever
+            for number in (0, 1, 0):
+                assert await stands(number, "10:08", "another") is None
 
 
 async def test_an_artifact_is_read_from_any_replica(own_redis: RedisServer) -> None:

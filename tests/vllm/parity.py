@@ -23,16 +23,9 @@ TOOLS = [
 ]
 
 
-#: Of the engine's cache. Where a line moves for the first time, what was common up to it may end a block earlier.
-BLOCK_TOKENS = 32
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Prompt tokens, and those of them that the server read from its cache.
-
-    `ahead`: how many more were read through the gateway in this conversation so far, this step included.
-    """
+    """Prompt tokens, and those of them that the server read from its cache."""
 
     conversation: str
     step: int
@@ -40,13 +33,10 @@ class Step:
     prompt: int
     direct: int
     through: int
-    ahead: int
 
     @property
     def lost(self) -> bool:
-        """Less was read than straight. A line that moves costs its conversation less than a block, once."""
-        moved = self.level == Level.RELOCATE.value and self.ahead >= -BLOCK_TOKENS
-        return self.through < self.direct and not moved
+        return self.through < self.direct
 
 
 def conversation(kind: str, nonce: str, model: str, salt: str = "") -> list[bytes]:
@@ -97,10 +87,8 @@ async def parity(base_url: str, model: str, rules: str, wire: Wire = Wire.OPENAI
                 ]
                 if kind == "plain" and through[0][1]:
                     raise NotApart(f"{through[0][1]} tokens of a new conversation were in the cache")
-                ahead = 0
                 for n, ((prompt, read), (_, kept)) in enumerate(zip(direct, through, strict=True)):
-                    ahead += kept - read
-                    found.append(Step(kind, n, level.value, prompt, read, kept, ahead))
+                    found.append(Step(kind, n, level.value, prompt, read, kept))
     return found
 
 

@@ -31,6 +31,7 @@ _MARKABLE = frozenset(
         "tool_result",
     }
 )
+_LISTED_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _LONG = re.compile(rb'"ttl"\s*:\s*"(?:1h|12h)"')
 _MEMBERS = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 _SPACE = b" \t\n\r"
@@ -142,7 +143,18 @@ def marker_text(marker: str, life: str = "") -> bytes:
 def mark_message(raw: bytes, operation: Operation, text: bytes) -> tuple[Splice, ...]:
     """Splices, relative to `raw`, that put `text` on the last block of a message that can carry it; () if none can."""
     content = content_of(raw)
+    if content is None and operation is Operation.RESPONSES:
+        content = _output_of(raw)
     return () if content is None else mark_content(raw, content, operation, text)
+
+
+def _output_of(raw: bytes) -> Span | None:
+    """Where the result of a tool is, in an item that may say it as a list of blocks (openai 2.54.0,
+    ResponseInputTextContent: such a block takes a breakpoint)."""
+    try:
+        return members(raw).get("output") if _MESSAGE.decode(raw).type in _LISTED_OUTPUTS else None
+    except (msgspec.MsgspecError, DuplicateMember, ValueError):
+        return None
 
 
 def mark_content(raw: bytes, content: Span, operation: Operation, text: bytes) -> tuple[Splice, ...]:
