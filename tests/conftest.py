@@ -27,8 +27,8 @@ from tests.support.servers import (
 )
 from tests.support.untested import Untested
 
-#: Who asks for one of these needs that server.
-SERVER_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
+#: Who has one of these as a fixture or a parameter needs that server.
+SERVER_OF: Mapping[str, Callable[[], object]] = {
     "postgres": postgres_binaries,
     "own_postgres": postgres_binaries,
     "redis_of_session": redis_binary,
@@ -56,12 +56,19 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of a server that is not there are left out, but for one a server that fails (storage/test_servers.py)."""
-    asked = {name for item in items for name in getattr(item, "fixturenames", ())}
-    lacking = {name for name, binary in SERVER_OF_FIXTURE.items() if name in asked and binary() is None}
-    left_out = [item for item in items if lacking.intersection(getattr(item, "fixturenames", ()))]
+    asks = {item: _asks(item) for item in items}
+    lacking = {name for name in set().union(*asks.values()) if SERVER_OF[name]() is None}
+    left_out = [item for item in items if asks[item] & lacking]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = [item for item in items if not asks[item] & lacking]
+
+
+def _asks(item: pytest.Item) -> set[str]:
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec is not None else ()
+    names = {*getattr(item, "fixturenames", ()), *(value for value in values if isinstance(value, str))}
+    return names & SERVER_OF.keys()
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from gateway.storage.database import open_database
 from gateway.storage.schema import check, migrate, migrations_directory, render
 from tests.conftest import create_database
 from tests.storage.worlds import rows, run
+from tests.support.servers import PostgresServer
 
 #: Until the first release nobody upgraded; from this revision on everybody may.
 SINCE = "0006"
@@ -113,10 +114,9 @@ def sample(kind: str) -> str:
     return "1.5" if kind in ("float", "double precision", "real") else "'x'"
 
 
-def test_a_migration_gives_way_to_whoever_holds_a_lock(request: pytest.FixtureRequest) -> None:
-    server = request.getfixturevalue("postgres")
-    asyncio.run(create_database(server, "locked"))
-    url: str = server.url("locked")
+def test_a_migration_gives_way_to_whoever_holds_a_lock(postgres: PostgresServer) -> None:
+    asyncio.run(create_database(postgres, "locked"))
+    url = postgres.url("locked")
 
     async def locked() -> None:
         await migrate(url, SINCE)
@@ -127,7 +127,7 @@ def test_a_migration_gives_way_to_whoever_holds_a_lock(request: pytest.FixtureRe
             await holder.execute("LOCK TABLE outbox IN ACCESS SHARE MODE")
             began_s = time.monotonic()
             migrating = asyncio.create_task(migrate(url))
-            while not await waits(server, "locked"):
+            while not await waits(postgres, "locked"):
                 assert not migrating.done()
             # Others come through behind it, because it does not wait for long.
             other = await asyncpg.connect(url)
@@ -142,7 +142,7 @@ def test_a_migration_gives_way_to_whoever_holds_a_lock(request: pytest.FixtureRe
     asyncio.run(locked())
 
 
-async def waits(server: Any, name: str) -> bool:
+async def waits(server: PostgresServer, name: str) -> bool:
     """Whether somebody waits for a lock there."""
     watcher = await asyncpg.connect(server.url(name))
     try:
