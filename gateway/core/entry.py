@@ -104,6 +104,9 @@ class Outcome(msgspec.Struct, frozen=True):
     upstream_request_id: str
     service_tier: str = ""
     note: str = ""  # what is estimated and why, one line
+    served_by: str | None = (
+        None  # the replica, by the name that clients see; None where a deployment is one server
+    )
     miss: Explanation | None = None  # why less was read from the cache than could have been
 
     def __post_init__(self) -> None:

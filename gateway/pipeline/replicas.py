@@ -81,7 +81,7 @@ def another(world: World, x: Exchange, deployment: Deployment, error: UpstreamEr
 
 
 def ended(world: World, on: OnReplica, outcome: Outcome) -> Outcome:
-    """Tells the fleet, and says in the entry's note who served."""
+    """Tells the fleet, and says in the entry who served."""
     now_s = world.clock.monotonic()
     kind = _kind(on.error, outcome)
     if isinstance(on.error, UpstreamUnreachable):
@@ -97,11 +97,7 @@ def ended(world: World, on: OnReplica, outcome: Outcome) -> Outcome:
         retry_after_s=on.error.retry_after_s if on.error is not None else None,
     )
     on.group.fleet.ended(on.attempt_id, end, now_s)
-    return _noted(outcome, f"replica {short_name(on.address)}")
-
-
-def _noted(outcome: Outcome, note: str) -> Outcome:
-    return replace(outcome, note=f"{note}; {outcome.note}" if outcome.note else note)
+    return replace(outcome, served_by=short_name(on.address))
 
 
 def _kind(error: UpstreamError | None, outcome: Outcome) -> EndKind:

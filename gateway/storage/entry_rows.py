@@ -265,4 +265,5 @@ def _ledger_row(e: Entry, replica_id: str, now_ms: int) -> tuple[Any, ...]:
         o.service_tier,
         o.note,
         *e.charged[1:],
+        o.served_by,
     )

@@ -270,6 +270,7 @@ ledger = Table(
     _text("service_tier"),
     _text("note"),
     *_sums("charged_input_tokens", "charged_output_tokens", "charged_calls"),
+    _text("served_by", null=True),  # which of a deployment's replicas; not `replica_id`, which is a gateway's
     Index(
         "uq_ledger_terminal",
         "attempt_id",

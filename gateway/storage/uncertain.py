@@ -28,6 +28,7 @@ _OUTCOME = (
     "upstream_request_id",
     "service_tier",
     "note",
+    "served_by",
 )
 _COLUMNS = ", ".join(f"l.{name}" for name in (*_ATTEMPT, *_OUTCOME, *TOKEN_COLUMNS))
 _UNCERTAIN = Sql(

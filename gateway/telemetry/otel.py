@@ -339,6 +339,8 @@ def _attempt_facts(attempt: Attempt, outcome: Outcome) -> dict[str, str | int | 
         facts["http.response.status_code"] = outcome.status
     if outcome.first_token_ms is not None:
         facts["tollhouse.first_token_ms"] = outcome.first_token_ms
+    if outcome.served_by is not None:
+        facts["tollhouse.served_by"] = outcome.served_by
     if outcome.error:
         facts["error.type"] = outcome.error
     return facts

@@ -53,6 +53,27 @@ def cost_of(entry: dict[str, Any]) -> int:
     return cost(PriceRow("own", "1", 0, RATES), used, 0).nano_usd
 
 
+async def test_the_ledger_says_which_replica_served_each_attempt(sqlite_url: str, tmp_path: Path) -> None:
+    """The first one refuses, the other answers: two entries, two names, the same for the key and for the admin."""
+    full, free = Options(queued_max=0), Options()
+    async with gpu_tier(sqlite_url, tmp_path, [full, free]) as tier:
+        names = [tier.rows()[replica.base_url].name for replica in tier.replicas]
+        while not (await tier.entries())[1:]:  # until the full one was asked
+            status, served, _ = await tier.ask(PROMPT)
+            assert (status, served) == (200, names[1])
+        entries = await tier.entries()
+        request_id = entries[-1]["request_id"]
+        mine = [e["served_by"] for e in entries if e["request_id"] == request_id]
+        async with tier.http.get(f"/v1/requests/{request_id}") as answer:
+            told = await answer.json()
+        async with tier.admin.get(f"/admin/v1/requests/{request_id}") as answer:
+            shown = (await answer.json())["entries"]
+        assert told["replica"] == names[1]
+        assert [each["replica"] for each in told["attempts"]] == mine
+        assert [each["served_by"] for each in shown] == mine
+        assert {name for each in entries if (name := each["served_by"])} == set(names)
+
+
 async def test_hours_are_paid_in_the_same_ledger_and_tenants_share_no_cache(
     sqlite_url: str, tmp_path: Path
 ) -> None:

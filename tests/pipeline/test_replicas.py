@@ -97,7 +97,7 @@ async def test_a_conversation_stays_where_its_prefix_is_and_others_spread() -> N
         assert sorted(t.received) == [4, 4, 4]
         await t.gw.settled()
         _, outcome = t.gw.ledger.entries[0]
-        assert outcome.note == f"replica {served['a'][0]}"
+        assert (outcome.served_by, outcome.note) == (served["a"][0], "")
 
 
 async def test_no_header_of_a_client_picks_a_replica_and_that_is_said_once(
@@ -210,7 +210,8 @@ async def test_a_stream_that_had_begun_ends_with_an_error_event_and_is_settled()
         assert sum(t.received) == 1
         assert t.health()[served] is Health.COOLING
         _, outcome = t.gw.ledger.entries[0]
-        assert outcome.note.startswith(f"replica {served}; usage missing")
+        assert outcome.served_by == served
+        assert outcome.note.startswith("usage missing")
 
 
 async def test_when_all_replicas_fail_the_next_deployment_is_asked_and_the_tier_rests() -> None:

@@ -102,6 +102,7 @@ async def test_a_hold_becomes_one_entry_and_gives_the_rest_back(world: World) ->
         "charged_input_tokens": 1_150,
         "charged_output_tokens": 20,
         "charged_calls": 1,
+        "served_by": None,
     }
     task = await accounts.get_task("run-7")
     assert (task.task_id, task.source, task.steps, task.attempts, task.cost_nano_usd) == (
