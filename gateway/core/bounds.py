@@ -8,6 +8,8 @@ from __future__ import annotations
 #: Byte-level tokenizers emit no token shorter than one byte of text, and JSON never encodes a text in fewer
 #: bytes than its UTF-8, so the body's size bounds its text. What providers add around the text comes on top:
 _BASE_TOKENS = 64  # start of prompt, answer primer, response-format wrapper
+#: What every bound on input has at least.
+LEAST_TOKENS = _BASE_TOKENS
 _MESSAGE_TOKENS = 16  # role markers and separators (3-4 at OpenAI, below 10 in published chat templates)
 _TOOL_TOKENS = 64  # wrapper of one rendered function; its schema's text is in the body
 #: A hidden system prompt appears with the first tool (Anthropic's tool-use table: up to about 800 tokens,

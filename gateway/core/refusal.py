@@ -43,12 +43,7 @@ def refusal_of(
                 "as input without a limit: switch it off, or have server_tools_tokens_max set for this provider"
             )
         return UnboundableRequest(why, param=unbounded_by)
-    kept_back = f", {_shown(refused.kept_back, unit)} of it kept back for a last answer"
-    used = (
-        f"the budget of the {scope} is used up: {_shown(refused.spent, unit)} spent and "
-        f"{_shown(refused.held, unit)} reserved of {_shown(refused.limit, unit)}"
-        f"{kept_back * bool(refused.kept_back)}"
-    )
+    used = _used(refused)
     if refused.state:
         why = f"the task is {refused.state} until it is raised"
     else:
@@ -61,6 +56,29 @@ def refusal_of(
         resets_at=instant(refused.resets_at_ms),
         refused=refused,
         used_up=refused.state == State.PAUSED_BUDGET or exhausted(refused, least),
+    )
+
+
+def used_up(refused: Refused) -> BudgetExceeded:
+    """The same for a request whose amount nobody has looked up, for what is left pays for none like it."""
+    return BudgetExceeded(
+        f"{_used(refused)}; what is left does not pay for this request. {_way_out(refused)}",
+        scope=refused.scope,
+        unit=refused.unit,
+        remaining=refused.remaining,
+        resets_at=instant(refused.resets_at_ms),
+        refused=refused,
+        used_up=True,
+    )
+
+
+def _used(refused: Refused) -> str:
+    unit = refused.unit
+    kept_back = f", {_shown(refused.kept_back, unit)} of it kept back for a last answer"
+    return (
+        f"the budget of the {refused.scope.replace(':', ' ', 1)} is used up: {_shown(refused.spent, unit)} spent and "
+        f"{_shown(refused.held, unit)} reserved of {_shown(refused.limit, unit)}"
+        f"{kept_back * bool(refused.kept_back)}"
     )
 
 

@@ -18,6 +18,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway import __version__
+from gateway.core.catalog import Operation
 from gateway.core.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -52,6 +53,13 @@ class Gateway(Protocol):
     def models(self, caller: Caller) -> tuple[str, ...]: ...
 
     def offers(self, caller: Caller, model: str) -> bool: ...
+
+    @property
+    def refusing(self) -> bool: ...
+
+    async def refusal(
+        self, operation: Operation, caller: Caller, headers: CIMultiDict[str], path_task: str | None
+    ) -> GatewayError | None: ...
 
     async def serve(self, incoming: Incoming, steps: Steps) -> Answer: ...
 
@@ -247,7 +255,15 @@ class Edge:
         if target.operation is None:
             return self._models(target, caller, done)
         done.operation = target.operation.value
+        refusal = None
+        if self._gateway.refusing:
+            refusal = await self._gateway.refusal(target.operation, caller, request.headers, target.task)  # type: ignore[arg-type]
         steps.pause()  # the client's upload is not our time
+        if refusal is not None:
+            # A client that is still sending would take an early answer for a broken connection, and ask again.
+            await self._body(request, self._options.body_bytes_max, keep=False)
+            done.bytes_in = request.content_length or 0
+            raise refusal
         body = await self._body(request, self._options.body_bytes_max)
         steps.resume()
         done.bytes_in = len(body)
@@ -306,8 +322,11 @@ class Edge:
         await response.write_eof()
         return response
 
-    async def _body(self, request: web.BaseRequest, most: int) -> bytes:
-        """The whole body, refused as early as its size is known. Compressed bodies are refused unread."""
+    async def _body(self, request: web.BaseRequest, most: int, *, keep: bool = True) -> bytes:
+        """The whole body, refused as early as its size is known. Compressed bodies are refused unread.
+
+        Not to `keep` it, it is read and thrown away.
+        """
         if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise UnsupportedMedia()
         too_large = f"the request body is larger than {most} bytes"
@@ -326,7 +345,8 @@ class Edge:
                     size += len(part)
                     if size > most:
                         raise BodyTooLarge(too_large)
-                    parts.append(part)
+                    if keep:
+                        parts.append(part)
         except TimeoutError as e:
             raise BodyTimeout() from e
         except web.RequestPayloadError as e:

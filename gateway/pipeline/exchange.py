@@ -29,6 +29,7 @@ from gateway.core.shaping import AS_IT_CAME, CachingPolicy, Level, Shaped, Shape
 from gateway.core.threads import Threads
 from gateway.pipeline.places import Places
 from gateway.pipeline.repeats import Repeats
+from gateway.pipeline.spent import Spent
 from gateway.ports import (
     Bindings,
     Clock,
@@ -195,6 +196,7 @@ class World:
     tell: Callable[[str, str, Mapping[str, object]], None] = _nobody
     told: Told = field(default_factory=Told)
     repeats: Repeats = field(default_factory=Repeats)
+    spent: Spent = field(default_factory=Spent)
     #: counts a hold that was refused: attempt, refusal, nano-dollars that it was to hold (None = not known)
     refused: Callable[[Attempt, Refused, int | None], None] = _uncounted
     #: a stream has ended by itself: its events, and seconds from the first to the last
@@ -245,6 +247,7 @@ class Exchange:
     urgency: Urgency | None = None  # as `urgency_of` tells it; None until somebody asks
 
     landing: bool = False  # the last answer of a task whose budget is used up
+    landed: bool = False  # it was refused one, for the task had it already
 
     # filled in as attempts end
     attempts: int = 0

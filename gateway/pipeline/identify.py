@@ -68,8 +68,8 @@ async def identify(world: World, x: Exchange) -> None:
         x.task = TaskRef(key.task_id, TaskSource.KEY)
     elif signal.external_id:
         parent = signal.parent_external_id
-        task_id, name = await _named(world, key.key_id, signal.external_id)
-        above = (await _named(world, key.key_id, parent))[0] if parent else None
+        task_id, name = await named(world, key.key_id, signal.external_id)
+        above = (await named(world, key.key_id, parent))[0] if parent else None
         x.task = TaskRef(task_id, signal.source, name, above if above != task_id else None)
     elif not x.chain:
         # Calls without a history (embeddings, counts) that name no task share one per key, kind and day:
@@ -90,7 +90,7 @@ async def identify(world: World, x: Exchange) -> None:
             x.task = TaskRef(world.new_id("task"), TaskSource.NEW)
 
 
-async def _named(world: World, key_id: str, name: str) -> tuple[str, str]:
+async def named(world: World, key_id: str, name: str) -> tuple[str, str]:
     """(task id, name that its client gives it): a task that the key owns may be named by its id as well."""
     if clients.is_task_id(name) and await world.task_owners.owner(name) == key_id:
         return name, ""

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from gateway.core import dialects
-from gateway.core.catalog import OnDisconnect
+from gateway.core.catalog import OnDisconnect, Operation
 from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, provider_request_id
 from gateway.core.identity import Caller
 from gateway.core.money import usd_text
 from gateway.core.refusal import granted_headers
 from gateway.core.replicas.group import short_name
-from gateway.core.task import LANDING_RULE
-from gateway.pipeline import admit, answers, breakers, ending, identify, meter, runs
+from gateway.core.task import LANDING_RULE, State
+from gateway.pipeline import admit, answers, breakers, early, ending, identify, meter, runs
 from gateway.pipeline.call import Opened, open_answer
 from gateway.pipeline.exchange import Exchange, World
 from gateway.pipeline.read import read
@@ -57,6 +57,17 @@ class Gateway:
         found = self._world.catalog().by_model.get(model, ())
         return any(caller.may_use(d.model, *d.aliases, d.tier.value) for d in found)
 
+    @property
+    def refusing(self) -> bool:
+        """Somebody was refused lately: ask `refusal` before a body is read."""
+        return self._world.spent.any(self._world.clock.monotonic())
+
+    async def refusal(
+        self, operation: Operation, caller: Caller, headers: Mapping[str, str], path_task: str | None
+    ) -> GatewayError | None:
+        """What such a request is told whatever its body says; None = serve it. Raises `Unavailable`."""
+        return await early.unread(self._world, operation, caller, headers, path_task)
+
     async def serve(self, incoming: Incoming, steps: Steps) -> Answer:
         """The answer to one model call. Raises `GatewayError`; nothing of a refused request is left behind."""
         world = self._world
@@ -71,6 +82,8 @@ class Gateway:
         steps.mark("read")
         await identify.identify(world, x)
         steps.mark("identify")
+        if self.refusing and (known := early.identified(world, x)) is not None:
+            return _told(x, known)
         shape(x)
         steps.mark("shape")
         x.wish = answers.wish(x)
@@ -89,7 +102,9 @@ class Gateway:
         except (BudgetExceeded, TaskStopped) as refusal:
             answer = await _instead(world, x, refusal)
             if isinstance(refusal, BudgetExceeded) and (answer is None or answer.error):
-                world.repeats.add(incoming, refusal, answer, changes, world.clock.monotonic())
+                now_s = world.clock.monotonic()
+                world.repeats.add(incoming, refusal, answer, changes, now_s)
+                world.spent.add(refusal, x.landed, changes, now_s)
             if answer is None:
                 raise
             return answer
@@ -117,9 +132,18 @@ async def _instead(world: World, x: Exchange, refusal: BudgetExceeded | TaskStop
     if last is not None:
         try:
             return await _answered(world, last)
+        except BudgetExceeded as again:  # another request has had the task's last answer, or is about to
+            x.landed = again.refused is not None and again.refused.state == State.PAUSED_BUDGET
         except GatewayError:
-            pass  # another request has had the task's last answer, or its model failed: the refusal stands
+            pass  # its model failed: the refusal stands
     return ending.answer_of(x, refusal)
+
+
+def _told(x: Exchange, refusal: BudgetExceeded) -> Answer:
+    answer = ending.answer_of(x, refusal)
+    if answer is None:
+        raise refusal
+    return answer
 
 
 @lru_cache(maxsize=1_024)

@@ -54,7 +54,9 @@ class Refusals:
         if len(self._known) >= _MOST:
             self._known.clear()
         until_s = self._clock.monotonic() + TTL_S
-        for scope in {_landing_of(own)} if landing else {refused.scope, own}:
+        # The state is that of a task, whatever budget says how much is left.
+        where = {own} if refused.state else {refused.scope, own}
+        for scope in {_landing_of(own)} if landing else where:
             self._known[scope] = until_s, refused
             if self.share is not None:
                 self.share(scope, refused, self.revision)

@@ -118,6 +118,14 @@ def test_what_is_remembered_ends_with_its_time_its_window_and_any_change() -> No
     known.add("task:t", used_up, usd(10), False)
     clock.s += TTL_S
     assert told() is None
+    known.forget()
+    # A task that is paused, for which the key's budget is also too small: the state is its own.
+    paused = Refused("key:k", 100, 50, 0, None, state="paused_admin")
+    known.add("task:t", paused, usd(60), False)
+    assert told() == paused
+    assert (
+        known.find("task:u", scopes(attempt(key_id="k", task_id="task:u")), usd(10), usd(10), False) is None
+    )
     known.add("task:t", used_up, usd(10), False)
     before = known.changes
     known.forget()
