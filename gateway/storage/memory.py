@@ -130,7 +130,7 @@ class MemoryPrefixIndex:
         here = ends.get(chain[-1], ())
         # One that repeats its last request has left what is before it already.
         if not here or here[-1].task_id != task_id:
-            for link in [link for link in chain[:-1] if link in ends]:
+            for link in ends.keys() & set(chain[:-1]):
                 steps = max(steps, 1 + self._leave(ends, link, task_id))
         steps = max((end.steps for end in here if end.task_id == task_id), default=steps)
         others = tuple(end for end in here if end.task_id != task_id)
