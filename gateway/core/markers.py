@@ -173,6 +173,18 @@ def client_marks(outline: Outline) -> int:
     return len(outline.marked)
 
 
+def end_stays_marked(rule: CacheRule, outline: Outline, marks: bool, own: bool) -> bool:
+    """Where the end of a prompt is marked by itself, and lines may stand there that the next step moves on, a mark before
+    them can take over: without it the next step would find nothing of this one.
+
+    `marks`: the gateway may mark. `own`: the client has switched the provider's own mark off. A client with marks of its
+    own besides may leave no room for it in some steps.
+    """
+    if not (outline.automatic or (rule.implicit_breakpoints and not own)):
+        return True
+    return marks and not client_marks(outline)
+
+
 def _wished(
     rule: CacheRule,
     outline: Outline,

@@ -17,12 +17,13 @@ from enum import StrEnum
 import msgspec
 
 from gateway.core import relocation
+from gateway.core.beginnings import Beginnings
 from gateway.core.cache_rules import CacheRule, KeyMeans, Life, Style
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
 from gateway.core.dialects.facts import Facts, Splice
 from gateway.core.lineages import Lineage, Lineages, Scope, extends, first_said, opening, said_to
-from gateway.core.markers import Mark, Outline, better_life, client_marks, plan
+from gateway.core.markers import Mark, Outline, better_life, end_stays_marked, plan
 from gateway.core.tool_sets import ToolSets
 from gateway.core.trimming import Artifacts, Trim, Trimmer, TrimPolicy
 
@@ -124,6 +125,7 @@ class Shaper:
         self.lineages = Lineages()
         self.tools = ToolSets()
         self._trimmer = Trimmer()
+        self._beginnings = Beginnings()
         self._templates = relocation.Templates()
         self.volatile: OrderedDict[tuple[Scope, bytes], set[int]] = OrderedDict()
         #: runs that came with a new head in their middle -> how often in a row
@@ -150,11 +152,10 @@ class Shaper:
             self._strip_nonce(request, draft)
         outline = self.lineages.outline(lineage, request.facts, request.body)
         tail = []
-        if system is not None and _end_stays_marked(request, rule, outline):
+        marks = request.operation in rule.markers and Transform.MARKERS not in request.off
+        if system is not None and end_stays_marked(rule, outline, marks, _decides_itself(request)):
             tail = self._moved(request, rule, lineage, system, draft)
-        draft.continued = (
-            lineage.steps > 1 or request.facts.tool_count > 0 or outline.answered
-        ) and request.facts.n == 1
+        draft.continued = request.facts.n == 1 and self._continued(request, rule, lineage, outline)
         self._mark(request, rule, lineage, outline, tools, draft)
         if tail:
             draft.splices = relocation.merged(draft.splices, tail)
@@ -292,6 +293,15 @@ class Shaper:
             draft.applied.append(Transform.NONCE)
 
     # --- markers ------------------------------------------------------------------------------------------
+
+    def _continued(self, request: Request, rule: CacheRule, lineage: Lineage, outline: Outline) -> bool:
+        """More requests with this beginning came or will come, by all that is known."""
+        if request.facts.tool_count:
+            return True
+        who = request.scope[:-1]
+        if not request.again:
+            self._beginnings.saw(who, lineage.steps, outline.answered)
+        return lineage.steps > 1 or outline.answered or self._beginnings.go_on(who, rule)
 
     def _mark(
         self,
@@ -486,17 +496,6 @@ def _place(
 
 
 SHAPED = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
-
-
-def _end_stays_marked(request: Request, rule: CacheRule, outline: Outline) -> bool:
-    """Where the end of a prompt is marked by itself, and lines may stand there that the next step moves on, a mark before
-    them can take over: without it the next step would find nothing of this one. A client with marks of its own besides
-    may leave no room for it in some steps."""
-    implicit = rule.implicit_breakpoints > 0 and not _decides_itself(request)
-    if not (implicit or outline.automatic):
-        return True
-    can = Transform.MARKERS not in request.off and request.operation in rule.markers
-    return can and not client_marks(outline)
 
 
 def _hold(rule: CacheRule, lineage: Lineage, draft: _Draft) -> None:
