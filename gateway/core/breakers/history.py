@@ -140,11 +140,17 @@ class Failures(NamedTuple):
 
 
 def failures(ring: Ring, window: int) -> Failures:
-    called = [seen for seen in ring if seen.turn.calls and not seen.forgiven]
-    in_row, since = 0, None
-    for seen in reversed(called):
-        if not seen.turn.failed:
+    in_row = failed = of = 0
+    since: Seen | None = None
+    for seen in reversed(ring):
+        turn = seen.turn
+        if not turn.calls or seen.forgiven:
+            continue
+        if turn.failed and in_row == of:  # nothing has worked since
+            in_row, since = in_row + 1, seen
+        elif of >= window:
             break
-        in_row, since = in_row + 1, seen
-    last = called[-window:]
-    return Failures(in_row, len([1 for seen in last if seen.turn.failed]), len(last), since)
+        of += 1
+        if turn.failed and of <= window:
+            failed += 1
+    return Failures(in_row, failed, min(of, window), since)
