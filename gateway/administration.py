@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from gateway.admin.ports import AdminDeps, Configured, Finding, Reloaded, SubjectHealth
+from gateway.admin.ports import AdminDeps, Configured, Finding, Overlay, Reloaded, SubjectHealth
 from gateway.core.addresses import judge
 from gateway.core.health import HealthState, drain, subjects
 from gateway.core.offices import Admin, Once
@@ -45,6 +45,7 @@ def admin_deps(
     fleets: Fleets,
     gpu: GpuTier,
     reload: Callable[[], Reloaded | None],
+    overlay: Overlay | None,
     webhook_loopback: bool = False,
 ) -> AdminDeps:
     """Everything that the admin listener needs. `settings` are those in force, which a reload changes."""
@@ -58,19 +59,6 @@ def admin_deps(
             once=once,
             task_limit_nano_usd=task_limit,
             task_on_exceed=task_on_exceed,
-        )
-
-    def configured() -> Configured:
-        now = settings()
-        return Configured(
-            now.providers,
-            frozenset(now.credentials),
-            now.routing.texts,
-            now.routing.mode.value,
-            now.prices,
-            {name: tuple(rule.text for rule in rules.rules) for name, rules in now.routing.virtual.items()},
-            {name: (place.file, place.line) for name, place in now.places.items()},
-            now.webhook.url if now.webhook is not None else "",
         )
 
     def check(text: str) -> tuple[Sequence[RuleText], Sequence[Finding]]:
@@ -94,7 +82,7 @@ def admin_deps(
         on_change=on_change,
         pepper=pepper,
         catalog=world.catalog,
-        configured=configured,
+        configured=lambda: configured(settings()),
         health=lambda: {
             name: state.status(world.clock.monotonic()).value for name, state in world.health.items()
         },
@@ -107,8 +95,30 @@ def admin_deps(
         drain_replica=fleets.drain,
         gpu_costs=gpu.costs,
         reload=reload,
+        overlay=overlay,
         check_rules=check,
         judge_url=lambda url: judge(url, loopback=webhook_loopback).reason,
+    )
+
+
+def configured(now: Settings) -> Configured:
+    """What the admin API shows of the settings."""
+    return Configured(
+        now.providers,
+        frozenset(now.credentials),
+        now.routing.texts,
+        now.routing.mode.value,
+        now.prices,
+        {name: tuple(rule.text for rule in rules.rules) for name, rules in now.routing.virtual.items()},
+        {name: (place.file, place.line) for name, place in now.places.items()},
+        now.webhook.url if now.webhook is not None else "",
+        now.catalog,
+        {
+            name: rules.default_model or rules.default_tier.value
+            for name, rules in now.routing.virtual.items()
+        },
+        now.overlaid.documents,
+        {key: (place.file, place.line) for key, place in now.overlaid.shadowed.items()},
     )
 
 

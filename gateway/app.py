@@ -35,10 +35,11 @@ from gateway.jobs.reaper import Reaper
 from gateway.jobs.reconcile import Reconcile
 from gateway.jobs.resumes import Resumes
 from gateway.jobs.sweeper import Sweeper
+from gateway.overlay import Overlay, Read
 from gateway.pipeline.exchange import Drains, Policy, World
 from gateway.pipeline.serve import Gateway
 from gateway.ports import Limits, PrefixIndex, Upstream
-from gateway.reload import Reload, renewed
+from gateway.reload import Reload
 from gateway.settings import LogLevel, Settings, ensure_pepper
 from gateway.storage import schema
 from gateway.storage.breaker_events import BreakerEvents
@@ -98,11 +99,10 @@ class App:
         reconcile_every_s: float = RECONCILE_EVERY_S,
         access_log: bool = True,
         webhook_loopback: bool = False,
-        read: Callable[[], Settings] | None = None,
+        read: Read | None = None,
         siblings: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
-        self._on_request = Reload(self.reload, read, siblings)
         self.clock = SystemClock()
         self._replica_id = replica_id
         self._reuse_port = reuse_port
@@ -116,7 +116,7 @@ class App:
         self._traces: Traces | None = None
         self._genai: GenAiMetrics | None = None
         self._randomness = Randomness()
-        self._secrets = _revealed(settings)
+        self._secrets = settings.revealed()
         self.health: dict[str, health.HealthState] = {}
         self._replicas: Shared | None = None
         self.metrics = Metrics(settings.catalog, version=__version__)
@@ -130,6 +130,8 @@ class App:
             ("rule",),
             only_grows=True,
         )
+        self.overlay = Overlay(read, lambda: self.settings, self._use, self.metrics)
+        self._on_request = Reload(self.overlay.reread if self.overlay.on else None, siblings)
         self.requests = Tasks(_fault)  # attempts and settlements: drained at the end
         self.jobs = Tasks(_fault)  # run for ever: cancelled at the end
         self.edge: Edge
@@ -166,12 +168,14 @@ class App:
     def reload(self, read: Callable[[], Settings]) -> tuple[str, ...]:
         """Take over what `reload.LIVE` names of the settings that `read` gives, between two requests; returns what
         else has changed. Raises `ConfigError`, and everything stays as it is."""
-        self.settings, waiting = renewed(self.settings, read)
+        return self.overlay.reload(read)
+
+    def _use(self, settings: Settings) -> None:
+        self.settings = settings
         self._secrets.clear()
-        self._secrets.update(_revealed(self.settings))  # the senders hold this very dict
-        self.prices.use(self.settings.prices)
-        self.metrics.use_catalog(self.settings.catalog)
-        return waiting
+        self._secrets.update(settings.revealed())  # the senders hold this very dict
+        self.prices.use(settings.prices)
+        self.metrics.use_catalog(settings.catalog)
 
     async def quiet(self, timeout_s: float = 30.0) -> None:
         """Wait until every attempt so far is posted: what the ledger says is then complete."""
@@ -189,6 +193,9 @@ class App:
         if self.database.sqlite_path is not None:
             stack.callback(ServingLock.take(self.database.sqlite_path).release)
         await schema.check(self.database)
+        self.prices = OwnPrices(self.database, settings.prices)
+        await self.overlay.begin(self.database)
+        settings = self.settings
         self.refused = RefusedSums(self.database, self.clock.now_ms)
         stack.push_async_callback(self.refused.flush)
         self.events = BreakerEvents(self.database)
@@ -203,7 +210,6 @@ class App:
         )
         stack.push_async_callback(self.ledger.close)
         self.resumes = Resumes(self.events, self.watch.forgive, self.ledger.revision_changed)
-        self.prices = OwnPrices(self.database, settings.prices)
         await self.prices.turn()
         keys = await SqlKeyStore.open(self.database, self.store_changed)
         stack.push_async_callback(keys.close)
@@ -260,6 +266,7 @@ class App:
         self.jobs.watch(self.resumes.run(), "resumes")
         self.jobs.watch(self.gpu.run(), "gpu")
         self.jobs.watch(self.prices.run(), "prices")
+        self.jobs.watch(self.overlay.run(), "overlay")
         sweeper = Sweeper(SqlOutbox(self.database), self.events, delivered=settings.webhook is not None)
         self.jobs.watch(sweeper.run(), "sweeper")
         self.jobs.watch(self.refused.run(), "refused")
@@ -349,6 +356,7 @@ class App:
         self.ledger.revision_changed()
         self.resumes.wake()
         self.prices.wake()
+        self.overlay.wake()
         self.alerts.wake()
 
     def _hold_refused(self, attempt: Attempt, refused: Refused, nano_usd: int | None) -> None:
@@ -381,7 +389,7 @@ class App:
             reasons.append("shutting down")
         if not self.ledger.available:
             reasons.append("the ledger cannot be reached: requests are refused")
-        return reasons
+        return [*reasons, *self.overlay.reasons()]
 
     def _edge(self, world: World) -> Edge:
         settings = self.settings
@@ -482,6 +490,7 @@ class App:
                 fleets=self.fleets,
                 gpu=self.gpu,
                 reload=self._on_request,
+                overlay=self.overlay if self.overlay.on else None,
                 webhook_loopback=self._webhook_loopback,
             )
         )
@@ -489,10 +498,6 @@ class App:
         await server.start(listen.host, listen.port, reuse_port=self._reuse_port)
         self._stack.push_async_callback(server.stop)
         self.admin_port = server.port
-
-
-def _revealed(settings: Settings) -> dict[str, str]:
-    return {name: secret.reveal() for name, secret in settings.credentials.items()}
 
 
 def _crash(settings: Settings) -> Crash | None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gateway import __version__
+from gateway.commands.config_group import configuration
 
 _HELP = "An OpenAI-compatible gateway that keeps long-horizon agents inside their budget."
 
@@ -40,6 +41,7 @@ for name, group in (
     ("budgets", budgets),
     ("tasks", tasks),
     ("audit", audit),
+    ("config", configuration),
     ("import", importing),
 ):
     app.add_typer(group, name=name)

@@ -12,7 +12,10 @@ from gateway.settings import ConfigError, Problem, Settings
 
 #: What requests look up anew each time, and so may change between two of them.
 LIVE = frozenset(
-    {"providers", "catalog", "credentials", "prices", "routing", "cache_rules", "keyless", "places"}
+    {
+        *("providers", "catalog", "credentials", "prices", "routing", "cache_rules", "keyless", "places"),
+        "overlaid",
+    }
 )
 #: Which file it was is no setting.
 _IGNORED = frozenset({"file"})
@@ -20,13 +23,21 @@ _IGNORED = frozenset({"file"})
 _log = logging.getLogger("gateway")
 
 
-def renewed(old: Settings, read: Callable[[], Settings]) -> tuple[Settings, tuple[str, ...]]:
-    """The settings in force from now on, and the names of changed ones that only a restart takes over.
+def demo_url(settings: Settings) -> str:
+    """Where the demo provider listens, "" if there is none."""
+    return next((p.base_url for p in settings.providers.values() if p.wire is Wire.DEMO), "")
 
-    Raises `ConfigError` if what is read cannot be used, or not without a restart: then nothing has changed.
+
+def renewed(
+    old: Settings, read: Callable[[], Settings], demo: str, *, starting: bool = False
+) -> tuple[Settings, tuple[str, ...]]:
+    """The settings in force from now on, and the names of changed ones that only a restart takes over. `demo`: where the
+    demo provider listens that was started, whether it is in use now or not.
+
+    Raises `ConfigError` if what is read cannot be used, or not without a restart (this is none unless `starting`): then
+    nothing has changed.
     """
     new = read()
-    demo = next((p.base_url for p in old.providers.values() if p.wire is Wire.DEMO), "")
     if demo:
         new = new.with_demo_at(demo)
     for provider in new.providers.values():
@@ -34,7 +45,7 @@ def renewed(old: Settings, read: Callable[[], Settings]) -> tuple[Settings, tupl
             raise ConfigError(
                 [Problem(new.file, 0, "demo", "the demo provider starts with the gateway only")]
             )
-    if new.catalog.needs_litellm and not old.catalog.needs_litellm:
+    if new.catalog.needs_litellm and not old.catalog.needs_litellm and not starting:
         raise ConfigError([Problem(new.file, 0, "providers", "the first litellm provider needs a restart")])
     names = [f.name for f in dataclasses.fields(Settings) if f.name not in _IGNORED]
     changed = [name for name in names if getattr(old, name) != getattr(new, name)]
@@ -58,20 +69,18 @@ class Reload:
 
     def __init__(
         self,
-        take_over: Callable[[Callable[[], Settings]], tuple[str, ...]],
-        read: Callable[[], Settings] | None,
+        reread: Callable[[], tuple[str, ...]] | None,
         siblings: Callable[[], None],
     ) -> None:
-        self._take_over = take_over
-        self._read = read
+        self._reread = reread
         self._siblings = siblings
 
     def __call__(self) -> Reloaded | None:
         """What became of it; None if this gateway was not started from a file."""
-        if self._read is None:
+        if self._reread is None:
             return None
         try:
-            waiting = self._take_over(self._read)
+            waiting = self._reread()
         except ConfigError as error:
             told(error)
             return Reloaded((), tuple(found(problem) for problem in error.problems))

@@ -22,7 +22,9 @@ import uvloop
 from gateway import app, workers
 from gateway import settings as config
 from gateway.commands.database import declare
+from gateway.core.config_overlay import Documents
 from gateway.core.errors import Unavailable
+from gateway.overlay import Read
 from gateway.reload import told
 from gateway.settings import Listen, Settings, ensure_pepper
 from gateway.storage import replica_names, schema
@@ -57,7 +59,7 @@ def demo(settings: Settings, *, steps: int, json_out: bool) -> int:
 
 async def _serve_one(
     settings: Settings,
-    read: Callable[[], Settings],
+    read: Read,
     first_run: bool,
     *,
     replica: str,
@@ -92,7 +94,7 @@ async def _serve_one(
                 gc.freeze()
                 # A request makes hundreds of short-lived objects, and few cycles.
                 gc.set_threshold(20_000, 20, 50)
-                reloads.begin(partial(_reload, running, read))
+                reloads.begin(partial(_reload, running))
                 if not shared_port:
                     say_hello(ready, running.edge.port, running.admin_port, key)
                 await ending.wait()
@@ -123,9 +125,9 @@ class _Reloads:
             reload()
 
 
-def _reload(running: app.App, read: Callable[[], Settings]) -> None:
+def _reload(running: app.App) -> None:
     try:
-        told(running.reload(read))
+        told(running.overlay.reread())
     except config.ConfigError as error:
         told(error)
 
@@ -235,12 +237,12 @@ def worker(spec_text: str) -> int:
         path = Path(spec["config"]) if spec["config"] else None
         listen, admin = Listen(*spec["listen"]), Listen(*spec["admin"])
 
-        def read() -> Settings:
+        def read(overlay: Documents) -> Settings:
             """With what the parent has decided, so that a reload finds no change where there is none."""
-            found = config.load(path, config.environment())
+            found = config.load(path, config.environment(), overlay)
             return dataclasses.replace(found, listen=listen, admin_listen=admin, workers=1)
 
-        settings = read()
+        settings = read(())
         if spec["demo_url"]:
             settings = settings.with_demo_at(spec["demo_url"])
         index = spec["index"]

@@ -27,6 +27,7 @@ COMPOSERS = frozenset(
         "administration",
         "alerts",
         "crash",
+        "overlay",
         "reload",
         "start",
         "demonstration",

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from gateway.admin.call import Call, Reply
+from gateway.admin.in_force import RuleOut, rule_out
 from gateway.admin.ports import Finding
 from gateway.admin.problems import Fault, Problem
-from gateway.admin.records import RuleOut, rule_out
 from gateway.admin.route import Route
 from gateway.admin.schemas import In
 from gateway.admin.shown import Out

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.core.addresses import judge
 from gateway.core.catalog import Catalog, Provider
+from gateway.core.config_overlay import Document, Documents, Key
 from gateway.core.identity import RateLimit
 from gateway.core.offices import Admin, Once
 from gateway.core.prices import PriceBook
@@ -115,6 +116,12 @@ class Configured:
     places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     #: the URL of the webhook, "" if there is none
     webhook: str = ""
+    catalog: Catalog = field(default_factory=lambda: Catalog.of(()))
+    #: what virtual models are for requests that none of their rules matches, by their names
+    otherwise: Mapping[str, str] = field(default_factory=dict)
+    #: what was written over this API; `shadowed` is also in a file, (file, line), and does nothing
+    documents: Sequence[Document] = ()
+    shadowed: Mapping[Key, tuple[str, int]] = field(default_factory=dict)
 
 
 class Finding(NamedTuple):
@@ -126,6 +133,28 @@ class Finding(NamedTuple):
     key: str
     message: str
     hint: str
+
+
+class Tried(NamedTuple):
+    """What the configuration would be, or what is wrong with it."""
+
+    configured: Configured | None
+    problems: Sequence[Finding] = ()
+
+
+class Overlay(Protocol):
+    """Documents that are laid over the files."""
+
+    @property
+    def trouble(self) -> str:
+        """Why what is written is not in force in this process, "" if it is."""
+        ...
+
+    async def turn(self) -> None:
+        """Take over what was written anywhere; `Unavailable`."""
+        ...
+
+    async def tried(self, wanted: Documents) -> Tried: ...
 
 
 class Reloaded(NamedTuple):
@@ -243,6 +272,8 @@ class AdminDeps:
     change_health: Callable[[str, str, str], bool] = _nobody_there
     #: reads the configuration anew, for all processes of this gateway; None: there is no file
     reload: Callable[[], Reloaded | None] = lambda: None
+    #: what is written over this API; None: there is no file that it could be laid over
+    overlay: Overlay | None = None
     #: (YAML of rules) -> (what they amount to, what is wrong with them)
     check_rules: Callable[[str], tuple[Sequence[RuleText], Sequence[Finding]]] = lambda _: ((), ())
     #: why a webhook may not have that URL, "" if it may

@@ -61,7 +61,9 @@ def build_app(deps: AdminDeps) -> web.Application:
     app.router.add_get("/metrics", probes.metrics)
     door = Door(deps.identify, deps.monotonic)
     for route in ROUTES:
-        app.router.add_route(route.method, route.address, _guarded(door, deps, route))
+        # Names of deployments have slashes, and nothing is below a name.
+        path = route.address.replace("{name}", "{name:.+}")
+        app.router.add_route(route.method, path, _guarded(door, deps, route))
     described = msgspec.json.encode(openapi.document(ROUTES, gateway.__version__))
     app.router.add_get(f"{PREFIX}/openapi.json", _static(described, "application/json"))
     app.router.add_get(f"{PREFIX}/docs", _static(browse.PAGE.encode(), "text/html", browse.HEADERS))

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, create_model
 
 from gateway.admin.ports import MissRow, TeamRow
 from gateway.core.budget import Budget
-from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Unit
 from gateway.core.identity import KeyRecord
 from gateway.core.money import usd_text
@@ -240,44 +239,12 @@ def budget_rule_out(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SourceOut(Out):
-    """Where something is configured: a file, or "$NAME" of the environment; no line = the file as a whole."""
+    """Where something is configured: a file, "$NAME" of the environment, or "admin API, version 3"; no line = the file as a
+    whole.
+    """
 
     file: str
     line: int | None
-
-
-class DeploymentOut(Out):
-    """A deployment and its health: `closed` = in use."""
-
-    name: str
-    model: str
-    upstream_model: str
-    aliases: list[str]
-    provider: str
-    tier: str
-    price: str
-    operations: list[str]
-    context_tokens: int | None
-    max_output_tokens: int | None
-    health: str
-    source: SourceOut | None
-
-    @classmethod
-    def of(cls, d: Deployment, health: str, source: SourceOut | None) -> DeploymentOut:
-        return cls(
-            name=d.name,
-            model=d.model,
-            upstream_model=d.upstream_model,
-            aliases=list(d.aliases),
-            provider=d.provider.name,
-            tier=d.tier.value,
-            price=d.price,
-            operations=sorted(op.value for op in Operation if d.serves(op)),
-            context_tokens=d.context_tokens,
-            max_output_tokens=d.max_output_tokens,
-            health=health,
-            source=source,
-        )
 
 
 class TaskOut(Out):

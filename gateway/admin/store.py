@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gateway.admin.ports import TeamRow
 from gateway.core.budget import Budget
+from gateway.core.config_overlay import Documents, Stored, Write
 from gateway.core.identity import KeyRecord
 from gateway.core.offices import AdminKey, AuditEntry, Page, Reach, Role, Tenant
 from gateway.core.outcomes import Run
@@ -188,6 +189,16 @@ class Registry(Protocol):
 
     async def drop_price(self, price_id: str, expect: Callable[[Any], None]) -> OwnPriceRow:
         """One that has begun ends now."""
+        ...
+
+    async def documents(self) -> Stored: ...
+
+    async def write_documents(self, stamp: int, writes: Sequence[Write]) -> Documents:
+        """All or none; raises `Moved` if the store is not at that stamp any more."""
+        ...
+
+    async def expect_new(self) -> None:
+        """Raises `Replayed` or `KeyReused` if this request was made before."""
         ...
 
     async def webhooks(self) -> Sequence[tuple[WebhookRow, WebhookCountsRow]]: ...

@@ -10,8 +10,8 @@ from pydantic import Field, StringConstraints
 
 from gateway.admin.bodies import Patch
 from gateway.admin.call import Call, Json, Reply, etag_of
+from gateway.admin.in_force import source_of
 from gateway.admin.problems import Problem, invalid, not_found
-from gateway.admin.records import source_of
 from gateway.admin.route import PAGED, Route, choice
 from gateway.admin.schemas import In, Name
 from gateway.admin.shown import InstantOut, Out, SourceOut, shown
@@ -224,7 +224,7 @@ def _configured(call: Call) -> Json | None:
             enabled=True,
             secret_version=1,
             created_at=None,
-            source=source_of(call, "webhook"),
+            source=source_of(call.deps.configured(), "webhook"),
         )
     )
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gateway import settings as config
+from gateway.commands import overlay
 from gateway.commands.budgets import when_used_up
 from gateway.commands.opening import told
 from gateway.commands.output import amount, complain, dollars, print_json, print_table, say
@@ -23,7 +23,7 @@ _URL_OF = {Wire.DEMO: "(started by the gateway)", Wire.LITELLM: "(known to litel
 def check(path: Path | None, as_json: bool) -> int:
     """0 if the configuration can be used, 2 if not."""
     try:
-        settings = config.load(path, config.environment())
+        found = overlay.load_in_force(path)
     except ConfigError as error:
         if as_json:
             print_json({"ok": False, "problems": [asdict(p) for p in error.problems]})
@@ -31,9 +31,10 @@ def check(path: Path | None, as_json: bool) -> int:
             complain(told(error.problems))
         return 2
     if as_json:
-        print_json({"ok": True, "problems": [], **summary(settings)})
+        print_json({"ok": True, "problems": [], **summary(found.settings), "overlay": overlay.summary(found)})
     else:
-        _print_summary(settings)
+        _print_summary(found.settings)
+        overlay.print_summary(found)
     return 0
 
 

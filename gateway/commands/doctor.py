@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gateway import __version__
 from gateway import settings as config
-from gateway.commands import database, replica_findings
+from gateway.commands import database, overlay, replica_findings
 from gateway.commands.findings import Finding, State
 from gateway.commands.output import moment, print_json, print_table, say
 from gateway.settings import ConfigError, Listen, Settings
@@ -36,18 +36,20 @@ def doctor(path: Path | None, as_json: bool) -> int:
         ]
         _print(findings, as_json)
         return 2
-    findings = asyncio.run(examine(settings))
+    findings = asyncio.run(examine(path, settings))
     _print(findings, as_json)
     return 1 if any(f.state is State.FAIL for f in findings) else 0
 
 
-async def examine(settings: Settings) -> list[Finding]:
+async def examine(path: Path | None, settings: Settings) -> list[Finding]:
     """Everything, in the order in which a person would want to mend it."""
     now_ms = time.time_ns() // 1_000_000
     state_dir = _state_dir(settings)
     findings = [_version(), Finding("configuration", State.OK, f"{settings.file} has no problems"), state_dir]
     findings.append(_pepper(settings, state_dir.state is not State.FAIL))
     findings += await database.examine(settings)
+    settings, written = await overlay.examine(path, settings)
+    findings += written
     findings.append(_clock(now_ms))
     findings += await asyncio.gather(
         _redis(settings), _port("requests", settings.listen), _port("admin", settings.admin_listen)

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.commands.opening import load_settings
 from gateway.commands.output import OperatorError, dollars, print_json, print_table, say
+from gateway.commands.overlay import settings_in_force
 from gateway.core import bounds, dialects, prices, routing
 from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.dialects import Facts
@@ -53,7 +53,7 @@ class Supposed:
 
 
 def explain_route(path: Path | None, request: Path, supposed: Supposed, as_json: bool) -> int:
-    settings = load_settings(path)
+    settings = settings_in_force(path)
     facts = _facts(request)
     now_ms = time.time_ns() // 1_000_000
     found = explained(settings, facts, supposed, now_ms)

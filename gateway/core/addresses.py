@@ -177,3 +177,36 @@ def _honest(label: str) -> bool:
     same = decoded.encode("punycode").decode("ascii") == label[4:]
     letters = all(c == "-" or unicodedata.category(c)[0] in "LMN" for c in decoded)
     return same and letters and not decoded.isascii() and unicodedata.normalize("NFKC", decoded) == decoded
+
+
+#: Where clouds give their machines credentials, besides all that is link-local.
+_METADATA = frozenset(
+    {
+        "168.63.129.16",
+        "100.100.100.200",
+        "192.0.0.192",
+        "fd00:ec2::254",
+        "metadata",
+        "metadata.google.internal",
+    }
+)
+
+
+def is_metadata_service(url: str) -> bool:
+    """Whether a provider's base URL names a cloud's metadata service, in the usual spelling or another one of its address.
+    Other addresses inside of a network are fine there: servers of one's own are called by them.
+    """
+    match = _URL.fullmatch(url)
+    parts = _AUTHORITY.fullmatch(match[2]) if match is not None else None
+    if parts is None:
+        return match is not None and "%" in match[2]
+    host = parts[1].lower().strip("[]").removesuffix(".")
+    if host in _METADATA:
+        return True
+    address, reason = _address(parts[1].lower())
+    if reason and _NUMBER.fullmatch(host.split(".")[-1]):
+        return True  # an address in a spelling that hides it
+    inner = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return any(
+        found is not None and (found.is_link_local or str(found) in _METADATA) for found in (address, inner)
+    )

@@ -179,5 +179,9 @@ class Taken(Exception):
         self.field, self.message = field, message
 
 
+class Moved(Exception):
+    """What was looked at has changed meanwhile: look again."""
+
+
 class InUse(Exception):
     """What was to be deleted is still used; the message says by what."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -15,6 +16,7 @@ from gateway.core.addresses import judge
 from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, BudgetMode, OnExceed
 from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Deployment, Order, Tier
+from gateway.core.config_overlay import Documents
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
@@ -23,11 +25,13 @@ from gateway.settings.breakers import read_breakers
 from gateway.settings.cache_rules import read_cache_rules
 from gateway.settings.caching import read_caching
 from gateway.settings.calibration import calibrated, kept
+from gateway.settings.credentials import read_credentials, read_sources
 from gateway.settings.demo import DemoMode, add_demo
 from gateway.settings.model import (
     BudgetSpec,
     ConfigError,
     LogLevel,
+    Overlaid,
     Place,
     Problem,
     Secret,
@@ -36,6 +40,7 @@ from gateway.settings.model import (
     Timeouts,
     WebhookSpec,
 )
+from gateway.settings.overlay import Laid, lay
 from gateway.settings.places import places
 from gateway.settings.providers import Shipped, read_known, read_providers
 from gateway.settings.rules import read_routing
@@ -68,11 +73,16 @@ def shipped(name: str) -> Path:
 
 
 def load(
-    path: Path | None, env: Mapping[str, str], *, lists: Path | None = None, today: date | None = None
+    path: Path | None,
+    env: Mapping[str, str],
+    overlay: Documents = (),
+    *,
+    lists: Path | None = None,
+    today: date | None = None,
 ) -> Settings:
     """The configuration at `path`, else at $TOLLHOUSE_CONFIG, else the shipped config/gateway.yaml.
 
-    `lists` is the folder with providers.yaml and prices.yaml, by default the shipped one; `today` is the day on which
+    `overlay` is what operators have written over the admin API. `lists` is the folder with providers.yaml and prices.yaml, by default the shipped one; `today` is the day on which
     their rows must hold. Raises ConfigError with every problem found.
     """
     day = today or datetime.now(UTC).date()
@@ -81,11 +91,24 @@ def load(
     problems: list[Problem] = []
     root = _open(path, env, problems)
     if not problems or root.names:
-        settings = _settings(root, _lists(lists or shipped("config"), problems, day), env, problems)
+        found = _lists(lists or shipped("config"), problems, day)
+        laid = Laid(root.node)
+        if overlay:
+            laid = lay(root, overlay, _discovered(root, found.shipped, env, found.known.file), problems)
+            root = Section(laid.root, "", root.file, problems)
+        settings = _settings(root, found, env, problems, Overlaid(overlay, laid.shadowed))
         if not problems:
             return settings
     # A key that is read twice is complained about twice.
     raise ConfigError(sorted(dict.fromkeys(problems), key=lambda p: (p.file, p.line)))
+
+
+def _discovered(root: Section, shipped: Shipped, env: Mapping[str, str], file: str) -> dict[str, str]:
+    """Known providers that their key in the environment switches on, and the file that knows them."""
+    asked = Section(root.node, "", root.file, [])  # what is wrong is said by whoever reads it for good
+    if not asked.flag("discover_providers", True):
+        return {}
+    return {name: file for name, known in shipped.known.items() if any(env.get(n) for n in known.key_env)}
 
 
 def foreign(path: Path) -> Any:
@@ -137,27 +160,54 @@ class _Lists:
 
 
 def _lists(folder: Path, problems: list[Problem], today: date) -> _Lists:
-    """providers.yaml and prices.yaml: part of the release, so the environment does not reach in."""
-    root = _open(folder / "providers.yaml", {}, problems)
+    """providers.yaml and prices.yaml: part of the release, so the environment does not reach in. They take most of the time
+    of a reading and hardly ever change, so they are kept.
+    """
+    files = (folder / "providers.yaml", folder / "prices.yaml")
+    try:
+        return _kept_lists(*files, *(file.stat().st_mtime_ns for file in files), today)
+    except OSError as error:
+        lost = Problem(_shown(Path(str(error.filename))), 0, "", f"cannot be read: {error.strerror}")
+        raise ConfigError([*problems, lost]) from error
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from error
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_lists(providers: Path, prices: Path, _written: int, _written_too: int, today: date) -> _Lists:
+    problems: list[Problem] = []
+    root = _open(providers, {}, problems)
     known, cache_rules = read_known(root), read_cache_rules(root, today)
-    path = folder / "prices.yaml"
-    doc: Any = yaml.load(path.read_bytes(), Loader=LOADER)
+    doc: Any = yaml.load(prices.read_bytes(), Loader=LOADER)
     try:
         book = load_price_book(doc)
         models = listed_models(doc)
     except ValueError as error:
-        raise ConfigError([*problems, Problem(_shown(path), 0, "", str(error))]) from error
+        raise ConfigError([*problems, Problem(_shown(prices), 0, "", str(error))]) from error
+    if problems:
+        raise ConfigError(problems)
     listed: dict[str, list[ListedModel]] = {}
     for model in models:
         listed.setdefault(model.provider, []).append(model)
-    return _Lists(Shipped(known, listed, frozenset(book.by_price)), book, cache_rules, root, _shown(path))
+    return _Lists(Shipped(known, listed, frozenset(book.by_price)), book, cache_rules, root, _shown(prices))
 
 
-def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: list[Problem]) -> Settings:
+def _settings(
+    root: Section, lists: _Lists, env: Mapping[str, str], problems: list[Problem], overlaid: Overlaid
+) -> Settings:
     timeouts = _timeouts(root.section("timeouts"))
+    named = root.section("credentials")
+    credentials = read_credentials(named, read_sources(root.section("admin_credentials")), env)
     found = read_providers(
-        root.section("providers"), root.flag("discover_providers", True), lists.shipped, env, timeouts
+        root.section("providers"),
+        root.flag("discover_providers", True),
+        lists.shipped,
+        env,
+        timeouts,
+        credentials,
     )
+    for name in found.own_keys & credentials.keys():
+        named.wrong(name, f"the key of provider {name} goes by that name already", "call it something else")
     others = bool(found.deployments)
     if root.choice("demo", DemoMode, DemoMode.AUTO).wanted(others):
         add_demo(found, () if others else lists.shipped.model_names)
@@ -201,6 +251,7 @@ def _settings(root: Section, lists: _Lists, env: Mapping[str, str], problems: li
         keyless=tuple(found.keyless),
         places=_places(root, lists, found.deployments, env),
         cache_rules=lists.cache_rules,
+        overlaid=overlaid,
         caching=read_caching(root.section("caching"), [team.id for team in teams], list(found.deployments)),
     )
     root.done()

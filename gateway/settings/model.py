@@ -12,6 +12,7 @@ from gateway.core.breakers import BreakerPolicy
 from gateway.core.budget import ALERT_PERCENTS, BudgetMode, OnExceed
 from gateway.core.cache_rules import CacheRules
 from gateway.core.catalog import Catalog, Provider, Wire
+from gateway.core.config_overlay import Documents, Key
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceBook
@@ -63,7 +64,7 @@ class Problem:
 class Place:
     """Where something is configured. `line` counts from 1; 0 = the file as a whole."""
 
-    file: str  # or "$NAME", a variable of the environment
+    file: str  # or "$NAME", a variable of the environment; or "admin API, version 3"
     line: int
 
 
@@ -185,6 +186,16 @@ class WebhookSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlaid:
+    """What was written over the admin API and is laid over the file; `shadowed` are those that the file declares too, and
+    where: these do nothing.
+    """
+
+    documents: Documents = ()
+    shadowed: Mapping[Key, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that was configured. A reload builds a new one and swaps it whole."""
 
@@ -221,7 +232,12 @@ class Settings:
     cache_rules: CacheRules = field(default_factory=CacheRules)
     caching: CachingPolicy = field(default_factory=CachingPolicy)
     places: Mapping[str, Place] = field(default_factory=dict)  # as `settings.places.places` names them
+    overlaid: Overlaid = field(default_factory=Overlaid)
     keyless: tuple[str, ...] = ()  # known providers that stay off: none of their key variables is set
+
+    def revealed(self) -> dict[str, str]:
+        """The secrets themselves, by the names of credentials: for the sender only."""
+        return {name: secret.reveal() for name, secret in self.credentials.items()}
 
     @property
     def database_shown(self) -> str:

@@ -24,29 +24,42 @@ def places(
         variable = next((n for n in key_env.get(name, ()) if env.get(n, "").strip()), "")
         if variable:
             found[f"credential:{name}"] = Place(f"${variable}", 0)
+    for name, node in _entries(_at(root.node, "credentials")):
+        found[f"credential:{name}"] = _place(root, node)
     for name, node in _entries(_at(root.node, "providers")):
-        found[f"provider:{name}"] = Place(root.file, node.line)
+        if node.origin is None or node.origin.place:
+            found[f"provider:{name}"] = _place(root, node)
         key = _at(node, "key")
         if key is not None:
             found[f"credential:{name}"] = Place(root.file, key.line)
         for item in _items(_at(node, "deployments")):
             own = _text(item, "name") or f"{name}/{_text(item, 'model')}"
-            found[f"deployment:{own}"] = Place(root.file, item.line)
+            found[f"deployment:{own}"] = _place(root, item)
     found |= _rules(root, root.node, "")
     for name, node in _entries(_at(root.node, "virtual_models")):
         found |= _rules(root, node, f"{name}/")
+    for name, node in _entries(_at(root.node, "fallbacks")):
+        found[f"fallbacks:{name}"] = _place(root, node)
+    for name, node in _entries(_at(root.node, "virtual_models")):
+        found[f"virtual_model:{name}"] = _place(root, node)
     for name in _SINGLE:
         single = _at(root.node, name)
         if single is not None:
-            found[name] = Place(root.file, single.line)
+            found[name] = _place(root, single)
     return found
 
 
 def _rules(root: Section, node: Node, prefix: str) -> dict[str, Place]:
     return {
-        f"rule:{prefix}{_text(item, 'name')}": Place(root.file, item.line)
+        f"rule:{prefix}{_text(item, 'name')}": _place(root, item if node.origin is None else node)
         for item in _items(_at(node, "rules"))
     }
+
+
+def _place(root: Section, node: Node) -> Place:
+    if node.origin is not None:
+        return Place(node.origin.place, 0)
+    return Place(root.file, node.line)
 
 
 def _at(node: Node | None, key: str) -> Node | None:

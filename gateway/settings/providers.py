@@ -44,6 +44,7 @@ class Found:
     deployments: dict[str, Deployment] = field(default_factory=dict)
     own_prices: dict[str, PriceRow] = field(default_factory=dict)
     keyless: list[str] = field(default_factory=list)
+    own_keys: set[str] = field(default_factory=set)  # credentials that have the name of their only provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,17 @@ def read_known(root: Section) -> dict[str, Known]:
 
 
 def read_providers(
-    section: Section, discover: bool, shipped: Shipped, env: Mapping[str, str], timeouts: Timeouts
+    section: Section,
+    discover: bool,
+    shipped: Shipped,
+    env: Mapping[str, str],
+    timeouts: Timeouts,
+    credentials: Mapping[str, Secret],
 ) -> Found:
-    """Configured providers in their order, then those whose key the environment holds."""
-    found = Found()
+    """Configured providers in their order, then those whose key the environment holds. `credentials`: those with a name of
+    their own.
+    """
+    found = Found(credentials=dict(credentials))
     for name, entry in section.named():
         if entry.flag("enabled", True):
             _configured(name, entry, shipped, env, timeouts, found)
@@ -103,6 +111,7 @@ def read_providers(
         provider = _timed(known.provider, timeouts)
         found.providers[name] = provider
         found.credentials[name] = key
+        found.own_keys.add(name)
         for listed in shipped.listed.get(name, ()):
             _add(found, _listed_deployment(provider, listed))
     return found
@@ -116,14 +125,22 @@ def _configured(
     provider = _timed(_options(entry, blank, own=known is None), timeouts)
     provider = replace(provider, **_timeout_overrides(entry.section("timeouts")))
     key = Secret(entry.text("key")) if "key" in entry else None
-    if key is None and known:
+    named = entry.text("credential")
+    if named and key is not None:
+        entry.wrong("credential", "says with `key` twice what the secret is")
+    elif named and named not in found.credentials:
+        near = difflib.get_close_matches(named, found.credentials, n=1)
+        hint = f"did you mean {near[0]}?" if near else "list it under `credentials:`"
+        entry.wrong("credential", f"there is no credential {named!r}", hint)
+    if key is None and known and not named:
         key = _key_in_environment(known, env)
         if key is None and known.key_env and not entry.unresolved("key"):
             names = " or ".join(known.key_env)
             entry.wrong("", "has no key", f"set {names} in the environment, or `enabled: false`")
     if key is not None:
         found.credentials[name] = key
-    provider = replace(provider, credential=name if key is not None else "")
+        found.own_keys.add(name)
+    provider = replace(provider, credential=name if key is not None else named)
     found.providers[name] = provider
     listed = {item.model: item for item in shipped.listed.get(name, ())}
     wanted = entry.texts("models") if "models" in entry else tuple(listed)
@@ -135,7 +152,7 @@ def _configured(
     own = list(entry.sections("deployments"))
     for item in own:
         _own_deployment(provider, item, listed, shipped, found)
-    if not known and not own:
+    if not known and not own and entry.node.origin is None:
         entry.wrong(
             "", "has no deployments, so nothing can be called there", "list its models under `deployments:`"
         )
@@ -180,6 +197,8 @@ def _server_tools(entry: Section, blank: Provider) -> int | None:
 def _only_replicas(entry: Section) -> bool:
     """Every deployment of the provider says itself where it is."""
     own = list(entry.sections("deployments"))
+    if entry.node.origin is not None and not own:
+        return True  # those of the admin API come one by one
     return bool(own) and all("replicas" in item for item in own)
 
 

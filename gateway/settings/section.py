@@ -58,7 +58,11 @@ class Section:
     def wrong(self, key: str, message: str, hint: str = "") -> None:
         if self.unresolved(key):
             return
-        line = self._entries[key].line if key in self._entries else self.node.line
+        node = self._entries.get(key)
+        if node is not None and node.origin is not None:
+            self._problems.append(Problem(node.origin.file, 0, node.origin.key, message, hint))
+            return
+        line = self.node.line if node is None else node.line
         self._problems.append(Problem(self.file, line, self.at(key), message, hint))
 
     def wrong_at(self, key: str, offset: int, message: str, hint: str = "") -> None:
@@ -203,7 +207,7 @@ class Section:
     def section(self, key: str) -> Section:
         """The mapping below `key`; an empty one if it is not there."""
         node = self._entry(key) or Node(None, self.node.line)
-        return Section(node, self.at(key), self.file, self._problems)
+        return self._below(node, self.at(key))
 
     def sections(self, key: str) -> Iterator[Section]:
         """Each mapping of the list below `key`."""
@@ -214,7 +218,12 @@ class Section:
             self.wrong(key, f"must be a list, not {node.kind}")
             return
         for i, item in enumerate(node.value):
-            yield Section(item, f"{self.at(key)}[{i}]", self.file, self._problems)
+            yield self._below(item, f"{self.at(key)}[{i}]")
+
+    def _below(self, node: Node, path: str) -> Section:
+        if node.origin is None:
+            return Section(node, path, self.file, self._problems)
+        return Section(node, node.origin.key, node.origin.file, self._problems)
 
     def named(self) -> Iterator[tuple[str, Section]]:
         """Each entry of a mapping whose keys are names chosen by the operator."""

@@ -32,6 +32,17 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Of what is not written in the file that it stands among: `file` and `key` for problems, `place` for where it is
+    configured ("" = in no place of its own).
+    """
+
+    file: str
+    key: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A value and its place. Text for scalars (None = null or empty), a list, or a mapping by key."""
 
@@ -39,6 +50,7 @@ class Node:
     line: int
     unresolved: bool = False  # names a variable that is not set, which is reported already
     written: Written | None = None
+    origin: Origin | None = None
 
     def located(self, offset: int) -> tuple[int, int]:
         """Line and column in the file, counted from 1, of the character at `offset` of the value.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.core.budget import Budget, OnExceed
+from gateway.core.config_overlay import Documents, Stored, Write
 from gateway.core.errors import InvalidRequest
 from gateway.core.identity import KeyRecord
 from gateway.core.offices import (
@@ -28,6 +29,7 @@ from gateway.core.usage_facts import Question, UsageBucket
 from gateway.storage import (
     admin_keys,
     audit,
+    documents,
     own_prices,
     receivers,
     registry_accounts,
@@ -243,6 +245,20 @@ class Registry:
     async def drop_price(self, price_id: str, expect: Callable[[OwnPrice], None]) -> OwnPrice:
         return await self._write(partial(own_prices.drop, self._actor, price_id, expect))
 
+    # --- configuration -------------------------------------------------------------------------------
+
+    async def documents(self) -> Stored:
+        return await self._read(documents.stored)
+
+    async def write_documents(self, stamp: int, writes: Sequence[Write]) -> Documents:
+        """All or none; raises `Moved` if the store is not at that stamp any more."""
+        return await self._write(partial(documents.write, self._actor, stamp, writes))
+
+    async def expect_new(self) -> None:
+        """Before something is tried at length: raises `Replayed` or `KeyReused` if this request was made before."""
+        if self._once is not None:
+            await self._read(partial(_expect_new, self._once))
+
     # --- webhooks ------------------------------------------------------------------------------------
 
     async def webhooks(self) -> Sequence[tuple[Webhook, WebhookCounts]]:
@@ -386,13 +402,17 @@ class Registry:
 
 def _once(tx: Callable[[], Tx[T]], once: Once) -> Tx[T]:
     """The change and its reply together. Of two that come at once, the second meets the first's row and runs again."""
-    rows = yield Fetch(_REPLY, (once.key_digest,))
-    if rows:
-        if bytes(rows[0][0]) != once.request_digest:
-            raise KeyReused
-        raise Replayed(rows[0][1], bytes(rows[0][2]))
+    yield from _expect_new(once)
     result = yield from tx()
     status, body = once.reply(result)
     yield Fetch(_KEEP, (once.key_digest, once.request_digest, status, body))
     yield Fetch(_FORGET)
     return result
+
+
+def _expect_new(once: Once) -> Tx[None]:
+    rows = yield Fetch(_REPLY, (once.key_digest,))
+    if rows:
+        if bytes(rows[0][0]) != once.request_digest:
+            raise KeyReused
+        raise Replayed(rows[0][1], bytes(rows[0][2]))

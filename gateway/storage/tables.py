@@ -106,9 +106,7 @@ virtual_key = Table(
     metadata,
     _id("key_id"),
     Column("secret_hmac", LargeBinary, nullable=False),
-    _text("tenant_id"),
-    _text("team_id"),
-    _text("name"),
+    *map(_text, ("tenant_id", "team_id", "name")),
     _text("models"),  # JSON array; empty = all
     _int("requests_per_min", null=True),
     _int("tokens_per_min", null=True),
@@ -128,11 +126,7 @@ task = Table(
     "task",
     metadata,
     _id("task_id"),
-    _text("key_id"),
-    _text("team_id"),
-    _text("tenant_id"),
-    _text("external_id"),
-    _text("source"),
+    *map(_text, ("key_id", "team_id", "tenant_id", "external_id", "source")),
     _text("parent_task_id", null=True),
     _text("state"),
     _int("created_at_ms"),
@@ -233,18 +227,9 @@ ledger = Table(
     _id("entry_id"),
     _text("attempt_id"),
     _text("kind"),
-    _int("amount_nano_usd"),
-    _int("list_cost_nano_usd"),
-    _int("hold_nano_usd"),
-    _int("step"),
-    _int("posted_at_ms"),
+    *map(_int, ("amount_nano_usd", "list_cost_nano_usd", "hold_nano_usd", "step", "posted_at_ms")),
     _text("budgets"),  # as in hold: where the amount was posted
-    _text("replica_id"),
-    _text("request_id"),
-    _text("tenant_id"),
-    _text("team_id"),
-    _text("key_id"),
-    _text("task_id"),
+    *map(_text, ("replica_id", "request_id", "tenant_id", "team_id", "key_id", "task_id")),
     _text("parent_task_id", null=True),
     Column("attempt_no", Integer, nullable=False),
     _text("operation"),
@@ -490,6 +475,17 @@ own_price = Table(
     _int("revision"),
     Index("ix_own_price_revision", "revision"),
     Index("ix_own_price_price", "price"),
+)
+
+#: Configuration that was written over the admin API, laid over what files say. What is deleted has a time and no body.
+config_document = Table(
+    "config_document",
+    metadata,
+    *map(_id, ("kind", "name")),
+    _text("body"),  # JSON: as it would stand in gateway.yaml
+    *map(_int, ("version", "created_at_ms", "updated_at_ms", "revision")),
+    _int("deleted_at_ms", null=True),
+    Index("ix_config_document_revision", "revision"),
 )
 
 #: Keys of the admin API. "" as tenant or team = all of them.

@@ -51,6 +51,13 @@ GOOD = {
     "team": ["default"],
     "tenant": ["default"],
     "zone": ["UTC", "Europe/Berlin"],
+    "env": ["LOCAL_API_KEY"],
+    "provider": ["acme", "known"],
+    "credential": ["first", "acme"],
+    "base_url": ["http://127.0.0.1:8000/v1"],
+    "urls": ["http://127.0.0.1:8001/v1"],
+    "otherwise": ["small", "large"],
+    "when": ["task.step > 7", "task.step == 3", 'client == "codex"', "task.step >"],
 }
 
 
@@ -61,6 +68,9 @@ FIRST = (
     ("create_key", "/admin/v1/keys", {"name": "first"}),
     ("create_task", "/admin/v1/tasks", {"name": "first", "budgets": [{"limit_usd": "5"}]}),
     ("create_budget", "/admin/v1/budgets", {"scope": "team:default", "limit_calls": 5}),
+    ("create_credential", "/admin/v1/credentials", {"name": "first", "env": "LOCAL_API_KEY"}),
+    ("create_deployment", "/admin/v1/deployments", {"provider": "acme", "model": "first", "price": "none"}),
+    ("create_rule", "/admin/v1/rules", {"name": "first", "when": "task.step == 1", "tier": "small"}),
 )
 
 

@@ -90,6 +90,7 @@ def test_what_is_configured_says_where(tmp_path: Path) -> None:
         "deployment:local/llama": Place(here, 7),
         "rule:all": Place(here, 9),
         "rule:smart/first": Place(here, 12),
+        "virtual_model:smart": Place(here, 11),
         "default_tier": Place(here, 1),
     }
     assert (found["provider:local"], found["credential:openai"]) == (

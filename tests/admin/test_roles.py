@@ -4,7 +4,9 @@ shows.
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +28,14 @@ ROUTES = [route for route in ALL_ROUTES if route.under == PREFIX]
 MARKS = {"ours": "olive", "theirs": "thistle"}
 
 
+CONFIGURED_NAMES = {
+    "/deployments/{name}": "mini-eu",
+    "/tiers/{name}": "small",
+    "/virtual_models/{name}": "quick",
+    "/rules/{name}": "late",
+}
+
+
 @dataclass(frozen=True)
 class Side:
     """The ids of what one team has."""
@@ -42,6 +52,8 @@ class Side:
     webhook_id: str = "none"
     #: nor do clients
     client: str = "none"
+    #: what is configured is everybody's, too: a name for each kind
+    named: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 async def side(it: Office, mark: str, folder: Path, tenant: str = "") -> Side:
@@ -91,7 +103,8 @@ async def admin_key(it: Office, role: Role, **reach: str) -> str:
 
 
 def address(route: Route, at: Side) -> str:
-    path = re.sub(r"\{(\w+)\}", lambda m: getattr(at, m[1]), route.path)
+    path = route.path.replace("{name}", at.named.get(route.path, "none"))
+    path = re.sub(r"\{(\w+)\}", lambda m: getattr(at, m[1]), path)
     query = {
         "/costs": "?start_time=2026-09-20&group_by=team,model",
         "/usage": "?start_time=2026-09-20&group_by=team,model",
@@ -145,7 +158,8 @@ async def test_every_route_at_anothers_things_and_at_ones_own(
         "/prices",
         {"price": "acme/large", "rates": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "1"}},
     )
-    ours = replace(ours, price_id=price["price_id"], client="codex")
+    ours = replace(ours, price_id=price["price_id"], client="codex", named=CONFIGURED_NAMES)
+    await it.ask("POST", "/virtual_models", {"name": "quick", "otherwise": "small"})
     reach = {f"{scope}_id": getattr(ours, f"{scope}_id")}
     key = await admin_key(it, role, **reach)
     admin = Admin("", role, Reach(ours.tenant_id, ours.team_id if scope == "team" else ""))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.addresses import PORTS, Verdict, judge, judge_ip
+from gateway.core.addresses import PORTS, Verdict, is_metadata_service, judge, judge_ip
 
 INNER = (
     *(
@@ -220,3 +220,25 @@ def test_no_text_makes_it_fail(text: str, host: str) -> None:
     assert judge(text).allowed in (True, False)
     verdict = judge(f"https://{host}/")
     assert verdict.address is None or judge_ip(verdict.address)
+
+
+def test_a_provider_may_be_inside_of_a_network_but_is_no_metadata_service() -> None:
+    for inner in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192"):
+        for host in spellings(inner):
+            if (host[0] == "[" and "ffff" not in host) or "@" in host or not host.isascii():
+                continue  # leads elsewhere, or is no base URL
+            assert is_metadata_service(f"http://{host}/v1"), host
+    for host in (
+        "metadata.google.internal",
+        "METADATA.google.internal.",
+        "[fd00:ec2::254]",
+        "[fe80::1%25eth0]",
+    ):
+        assert is_metadata_service(f"http://{host}:80/v1"), host
+    for url in (
+        "http://10.0.0.4:8000/v1",
+        "http://vllm.svc:8000",
+        "https://api.openai.example/v1",
+        "not a url",
+    ):
+        assert not is_metadata_service(url), url
