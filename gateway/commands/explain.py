@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gateway.commands import overlay
 from gateway.commands.database import Desk, at_desk
 from gateway.commands.output import print_json, say
 from gateway.storage.explained import Explained
@@ -12,7 +13,7 @@ from gateway.storage.explained import Explained
 
 def explain(path: Path | None, request_id: str, as_json: bool) -> int:
     async def act(desk: Desk) -> dict[str, Any]:
-        settings = desk.settings
+        settings, _ = await overlay.examine(path, desk.settings)
         return await Explained(desk.database, settings.catalog, settings.cache_rules).request(request_id)
 
     found = at_desk(path, act)

@@ -197,7 +197,8 @@ class Fuzz:
         if status not in (200, 201, 202) or not isinstance(body, dict):
             return
         for name, text in body.items():
-            if name.endswith("_id") and isinstance(text, str) and text:
+            named = name.endswith("_id") or (name == "name" and "source" in body)
+            if named and isinstance(text, str) and text:
                 kept = self.known.setdefault(name, [])
                 if text not in kept:
                     kept.append(text)
