@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.core.cache_rules import CacheRule
 from gateway.core.catalog import Operation
+from gateway.core.dialects import blocks
 from gateway.core.dialects.blocks import Message
-from gateway.core.markers import Mark, Outline, better_life, plan
+from gateway.core.markers import Mark, Outline, better_life, end_stays_marked, plan
 from gateway.core.shaping import Level
 from tests.support.played_cache import Played, compact, rule_of
 
@@ -98,6 +100,59 @@ def test_markers_of_the_client_are_counted_and_stay_alone_where_they_are(
 
 def test_automatic_caching_is_a_marker_too() -> None:
     assert marks(OPUS, outline("uat", automatic=True)) == [0, 1]
+    # one for an hour: what stands before it may not live shorter (the provider answers 400)
+    hour = outline("uat", automatic=True)
+    hour.automatic_long = True
+    assert plan(OPUS, Operation.MESSAGES, hour, continued=True).marks == (Mark(0, "1h"), Mark(1, "1h"))
+
+
+def test_what_moves_behind_the_end_leaves_the_end_marked() -> None:
+    """The provider's own mark would be behind what the next step moves on."""
+    told = outline("suat", tools=False, system=False, size=100)
+    assert plan(SOL, Operation.CHAT, told, continued=True).why == "below the minimum"
+    # it would have marked the end of any prompt, as it counts its tokens, not we
+    assert marks(SOL, told, Operation.CHAT, continued=False, extra_tail=True) == [3]
+    assert marks(SOL, outline("suats", tools=False, system=False), Operation.CHAT, extra_tail=True) == [0, 4]
+    assert marks(OPUS, outline("uat", automatic=True), extra_tail=True) == [0, 1, 4]
+    assert marks(OPUS, outline("uat", marked=(4,)), extra_tail=True) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("told", "marks", "own", "stays"),
+    [
+        (outline("suat"), True, False, True),
+        (outline("suat"), False, False, False),
+        (outline("suat", marked=(2,)), True, False, False),
+        (outline("suat", marked=(2,)), False, True, True),
+    ],
+)
+def test_lines_may_move_where_the_end_stays_marked(
+    told: Outline, marks: bool, own: bool, stays: bool
+) -> None:
+    assert end_stays_marked(SOL, told, marks, own) is stays
+    assert end_stays_marked(OPUS, told, marks, own)
+
+
+def test_a_result_of_a_tool_takes_a_breakpoint_in_the_responses_dialect() -> None:
+    item = {"type": "function_call_output", "call_id": "c", "output": "out"}
+    text = blocks.marker_text("prompt_cache_breakpoint")
+
+    def marked(told: dict[str, Any]) -> Any:
+        raw = compact(told)
+        for start, end, added in reversed(blocks.mark_message(raw, Operation.RESPONSES, text)):
+            raw = raw[:start] + added + raw[end:]
+        return json.loads(raw)
+
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    assert marked(item) == {**item, "output": [{"type": "input_text", "text": "out", **mark}]}
+    listed = {**item, "output": [{"type": "input_text", "text": "a"}]}
+    assert marked(listed) == {**item, "output": [{"type": "input_text", "text": "a", **mark}]}
+    for other in (
+        {**item, "output": ""},
+        {**item, "type": "local_shell_call_output"},
+        {**item, "output": {}},
+    ):
+        assert marked(other) == other
 
 
 def test_an_anchor_where_the_step_before_ended_if_the_lookback_does_not_reach() -> None:

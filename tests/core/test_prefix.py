@@ -63,6 +63,15 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "out"}
             {"role": "assistant", "content": [{**TOOL_USE, **MARK}]},
         ),
         ({"role": "user", "content": "a"}, {"role": "user", "content": "a", **MARK}),
+        (
+            {"role": "user", "content": "a"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}
+                ],
+            },
+        ),
         ([{"name": "f"}, {"name": "g"}], [{"name": "f"}, {"name": "g", **MARK}]),
         ("be terse", [{"type": "text", "text": "be terse", **MARK}]),
     ],
