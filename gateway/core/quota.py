@@ -20,10 +20,13 @@ _OPENAI = tuple(
     (f"x-ratelimit-remaining-{kind}", f"x-ratelimit-reset-{kind}") for kind in ("requests", "tokens")
 )
 _ANTHROPIC = tuple(f"anthropic-ratelimit-{kind}-remaining" for kind in ("requests", "tokens"))
+_NAMES = frozenset((*(left for left, _ in _OPENAI), *_ANTHROPIC))
 
 
 def used_up_for_s(headers: Mapping[str, str]) -> float | None:
     """Seconds for which nothing is left there; None if something is, or nothing is said."""
+    if headers.keys().isdisjoint(_NAMES):
+        return None
     for left, reset in _OPENAI:
         if headers.get(left) == "0":
             return _seconds(headers.get(reset, "")) or _NOTHING_LEFT_PAUSE_S

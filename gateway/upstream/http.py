@@ -88,6 +88,16 @@ class HttpUpstream:
 
 
 def _head(target: _Target, call: UpstreamCall) -> bytes:
+    head = _with_own(target, call) if call.headers or call.query else target.head
+    return b"%sx-client-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        head,
+        call.attempt_id.encode(),
+        sum(map(len, call.body)),
+    )
+
+
+def _with_own(target: _Target, call: UpstreamCall) -> bytes:
+    """The lines of a head with what this one call has of its own."""
     own = {name.lower(): _line(name, value) for name, value in call.headers}
     if not own.keys().isdisjoint(_OURS):
         raise _unsendable()
@@ -97,13 +107,7 @@ def _head(target: _Target, call: UpstreamCall) -> bytes:
         head = b"".join((path, b" HTTP/1.1\r\n", *kept))
     else:
         head = target.head
-    attempt = _line("x-client-request-id", call.attempt_id)
-    return b"%s%s%scontent-length: %d\r\n\r\n" % (
-        head,
-        b"".join(own.values()),
-        attempt,
-        sum(map(len, call.body)),
-    )
+    return head + b"".join(own.values())
 
 
 def _line(name: str, value: str) -> bytes:

@@ -7,7 +7,7 @@ call is not on the hot path.
     wire.py            one exchange: `WireClient.post` -> `WireAnswer`
     wire_pool.py       which connection carries it
     wire_protocol.py   bytes, framing, time-outs, back-pressure
-    wire_message.py    pieces of a request, headers of an answer
+    wire_message.py    pieces of a request
 """
 
 from __future__ import annotations
@@ -88,16 +88,24 @@ class WireAnswer:
         self._pool = pool
         self.status = connection.status
         self.headers: Mapping[str, str] = connection.headers
-        coding = (connection.headers.raw(b"content-encoding") or b"identity").lower()
-        self._inflate = None if coding == b"identity" else _Inflate(coding)
+        coding = connection.headers.get("content-encoding")
+        self._inflate = (
+            None if coding is None or coding.lower() in ("", "identity") else _Inflate(coding.lower())
+        )
 
     async def read(self, limit: int) -> bytes:
+        if self._inflate is None and self._connection is not None:
+            body = self._connection.whole()  # most answers are small and here already
+            if body is not None:
+                if len(body) > limit:
+                    raise _larger(limit)
+                return body
         parts: list[bytes] = []
         size = 0
         while part := await self._next():
             size += len(part)
             if size > limit:
-                raise UpstreamMalformed(f"the model provider's answer is larger than {limit} bytes")
+                raise _larger(limit)
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -136,10 +144,14 @@ class WireAnswer:
             self._pool.give(self._origin, connection)
 
 
+def _larger(limit: int) -> UpstreamMalformed:
+    return UpstreamMalformed(f"the model provider's answer is larger than {limit} bytes")
+
+
 class _Inflate:
     """A compressed body, although we asked for none. Raises `UpstreamMalformed` if it cannot be read."""
 
-    def __init__(self, coding: bytes) -> None:
+    def __init__(self, coding: str) -> None:
         self._coding = coding
         self._packed = b""
         self._full = False  # the last piece filled its bound: there may be more without more input
@@ -151,10 +163,10 @@ class _Inflate:
         self._packed += packed
 
     def _window(self, packed: bytes) -> int:
-        if self._coding in (b"gzip", b"x-gzip"):
+        if self._coding in ("gzip", "x-gzip"):
             return 16 + zlib.MAX_WBITS
         if (
-            self._coding == b"deflate"
+            self._coding == "deflate"
         ):  # with zlib's header, as the standard says, or without, as some servers do
             return zlib.MAX_WBITS if packed[0] & 0x0F == 8 else -zlib.MAX_WBITS
         raise UpstreamMalformed("the model provider compressed its answer in a way that was not asked for")

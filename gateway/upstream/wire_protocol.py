@@ -16,7 +16,7 @@ from typing import cast
 import httptools
 
 from gateway.core.errors import UpstreamError, UpstreamLost, UpstreamMalformed, UpstreamTimeout
-from gateway.upstream.wire_message import Headers, runs
+from gateway.upstream.wire_message import headers_of, runs
 
 #: Head of an answer, or bytes in a row that bring no body (interim answers, chunk extensions, trailers).
 HEAD_BYTES_MAX = 64 << 10
@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         "_interim",
         "_keep_alive",
         "_limits",
+        "_lines",
         "_loop",
         "_lost",
         "_on_lost",
@@ -107,11 +108,12 @@ class Connection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self.status = 0
-        self.headers = Headers()
+        self.headers: dict[str, str] = {}  # lower-case names; repeated ones are joined by ", "
         self.done = False
         self.fault: UpstreamError | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
+        self._lines: list[bytes] = []
         self._head_size = 0
         self._barren = 0  # bytes since the last ones of the body
         self._answering = False  # the head is complete
@@ -163,6 +165,13 @@ class Connection(asyncio.Protocol):
     def _unwanted(self) -> bool:
         """The provider does not read the rest of the request: it is gone, or has answered or refused already."""
         return self.fault is not None or self.done or self.status >= 300
+
+    def whole(self) -> bytes | None:
+        """The whole body, if all of it has arrived in one piece and nobody has taken it; else None."""
+        if not self.done or len(self._parts) != 1:
+            return None
+        self._buffered = 0
+        return self._parts.pop()
 
     async def more(self) -> bytes:
         """All body bytes received so far, at least one; b"" at the end. Raises how the answer was cut."""
@@ -359,23 +368,28 @@ class Connection(asyncio.Protocol):
             raise _Refused("is followed by another one")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_size += len(name) + len(value)
+        self._lines += (name, value)
+
+    def _taken_lines(self) -> list[bytes]:
+        """Names and values since the last time, in turns; all heads and trailers of an answer have one limit."""
+        lines, self._lines = self._lines, []
+        self._head_size += sum(map(len, lines))
         if self._head_size > HEAD_BYTES_MAX:
             raise _Refused(_TOO_LARGE)
-        if not self._answering:  # trailers are dropped
-            self.headers.add(name, value)
+        return lines
 
     def on_headers_complete(self) -> None:
+        lines = self._taken_lines()
         status = self._parser.get_status_code()
         if status < 200:
             if status < 100 or status == 101:
                 raise _Refused(f"has the status {status}")
             self._interim = True
-            self.headers = Headers()
             return
-        coding = self.headers.raw(b"transfer-encoding")
-        length = self.headers.raw(b"content-length")
-        if coding is not None and (length is not None or coding.lower() != b"chunked"):
+        self.headers = headers_of(lines)
+        coding = self.headers.get("transfer-encoding")
+        length = self.headers.get("content-length")
+        if coding is not None and (length is not None or coding.lower() != "chunked"):
             raise _Refused("is not framed in one known way")
         self.status = status
         self._answering = True
@@ -390,6 +404,8 @@ class Connection(asyncio.Protocol):
         if self._interim:
             self._interim = False
         else:
+            if self._lines:  # trailers are dropped
+                self._taken_lines()
             self._complete()
 
 

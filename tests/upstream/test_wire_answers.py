@@ -159,7 +159,7 @@ async def test_bytes_after_an_answer_are_never_part_of_another() -> None:
 
 
 @on_both_loops
-async def test_headers_are_found_in_any_case_and_repeated_ones_joined() -> None:
+async def test_names_of_headers_are_lower_case_and_repeated_ones_joined() -> None:
     async with calling() as called:
         call, peer = await called.asked()
         await peer.say(
@@ -174,9 +174,6 @@ async def test_headers_are_found_in_any_case_and_repeated_ones_joined() -> None:
         "x-name": "\xe9",
         "content-length": "0",
     }
-    assert (headers["X-Request-Id"], headers.get("VIA"), headers.get("nothing"), len(headers)) == (
-        "up-1", "a, b", None, 5,
-    )  # fmt: skip
 
 
 @on_both_loops
