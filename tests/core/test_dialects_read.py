@@ -185,6 +185,37 @@ JSON = st.recursive(
 )
 
 
+NAMES = st.sampled_from(["a", "b", "c d", 'e"f', "g\\", "\u00fc", ': "x', ","])
+MEMBERS = st.lists(st.tuples(NAMES, JSON), max_size=5)
+SEPARATORS = st.sampled_from([(", ", ": "), (",", ":"), (",", ": "), (" ,", " : ")])
+
+
+@given(MEMBERS, SEPARATORS, st.booleans())
+def test_members_that_need_no_walk_are_where_a_walk_finds_them(
+    pairs: list[tuple[str, object]], separators: tuple[str, str], escaped: bool
+) -> None:
+    comma, colon = separators
+
+    def written(value: object) -> str:
+        return json.dumps(value, separators=separators, ensure_ascii=escaped)
+
+    text = "{" + comma.join(f"{written(name)}{colon}{written(value)}" for name, value in pairs) + "}"
+    try:
+        walked = json_slices.members(text.encode())
+    except json_slices.DuplicateMember:
+        walked = None
+    assert json_slices.plain_members(text.encode()) in (None, walked)
+
+
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+def test_what_serialisers_write_needs_no_walk(separators: tuple[str, str]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": 'a, "b": c'}], "n": 1, "user": None}
+    text = json.dumps(body, separators=separators).encode()
+    found = json_slices.plain_members(text)
+    assert found is not None
+    assert {name: json.loads(text[start:end]) for name, (start, end) in found.items()} == body
+
+
 @given(JSON, st.integers(min_value=1, max_value=5))
 def test_depth_is_counted_as_a_parser_would(value: object, limit: int) -> None:
     text = json.dumps(value).encode()

@@ -6,8 +6,7 @@ msgspec Structs where a request makes many or large ones: a frozen dataclass cos
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from operator import sub
 from typing import overload
 
@@ -18,6 +17,9 @@ from gateway.core.dialects.json_slices import Span
 
 #: (start, end, replacement): offsets in the body as received
 Splice = tuple[int, int, bytes]
+
+
+_EMPTY = memoryview(b"")
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -43,10 +45,10 @@ class Segments(Sequence[Segment]):
     ) -> None:
         self._head = tuple(head)
         self._messages = messages
-        self._body = memoryview(b"")
+        self._body = _EMPTY
         #: where the messages stand, if that is known
         self.offsets: Offsets | None = None
-        self.head_keys = [segment.key for segment in head]
+        self.head_keys = [segment.key for segment in head] if head else []
         #: `Segment.key` of each segment, in order
         self.keys: list[int] = self.head_keys + (keys or [])
         #: what the dialect's check remembered about each message (`request.prompt`)
@@ -80,6 +82,11 @@ class Segments(Sequence[Segment]):
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __iter__(self) -> Iterator[Segment]:
+        yield from self._head
+        for index in range(len(self._head), len(self.keys)):
+            yield self._message(index)
+
     @overload
     def __getitem__(self, at: int) -> Segment: ...
 
@@ -94,6 +101,9 @@ class Segments(Sequence[Segment]):
             raise IndexError(at)
         if index < len(self._head):
             return self._head[index]
+        return self._message(index)
+
+    def _message(self, index: int) -> Segment:
         n = index - len(self._head)
         if self.offsets is None or self._messages:
             return Segment("message", memoryview(self._messages[n]), self.keys[index])
@@ -152,8 +162,7 @@ class Facts(msgspec.Struct, frozen=True):
     thinking_budget: int = 0  # tokens that are for thinking alone (messages); 0 if none are named
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class Edits(msgspec.Struct, frozen=True):
     """The declared changes to a body; every other byte stays as received."""
 
     model: str | None = None

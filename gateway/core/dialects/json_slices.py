@@ -173,6 +173,29 @@ def members(text: bytes, known: object = None) -> dict[str, Span]:
             return found
 
 
+def plain_members(text: bytes) -> dict[str, Span] | None:
+    """What `members` returns if `text` is written as serialisers do, with nothing or one space after each comma and
+    colon of its own; None if it is not, or has a member twice.
+
+    Text that equals its members, each once, joined like that has them nowhere else: no walk is needed.
+    """
+    found: dict[str, Span] = {}
+    pieces: list[bytes] = []
+    opening, colon, comma = b'{"', b'": ', b', "'
+    at = 0
+    for name, raw in _ALL.decode(text).items():
+        key, value = name.encode(), bytes(raw)
+        if not at and not text.startswith(colon, 2 + len(key)):
+            colon, comma = b'":', b',"'
+        pieces += (opening, key, colon, value)
+        start = at + len(opening) + len(key) + len(colon)
+        at = start + len(value)
+        found[name] = (start, at)
+        opening = comma
+    pieces.append(b"}")
+    return found if b"".join(pieces) == text else None
+
+
 def _value_end(text: bytes, start: int, value: Raw) -> int | None:
     """Compared, not assumed: of a repeated member the decoder keeps the last, whose length is not this one's."""
     view = memoryview(value)

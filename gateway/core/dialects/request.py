@@ -21,6 +21,7 @@ from gateway.core.dialects.json_slices import (
     is_null,
     items,
     members,
+    plain_members,
     rest_of,
     too_many_nodes,
 )
@@ -35,7 +36,9 @@ MAX_MODEL_CHARS = 256
 MAX_HINT_CHARS = 512
 
 #: A caller may not choose where a request goes or with whose credential (SSRF, credential theft).
-_FORBIDDEN = ("api_base", "base_url", "api_key")
+_FORBIDDEN = frozenset({"api_base", "base_url", "api_key"})
+#: Larger bodies are walked: copying them would cost more.
+PLAIN_BYTES_MAX = 8 << 10
 
 
 class Common(msgspec.Struct, gc=False):
@@ -53,18 +56,19 @@ class Common(msgspec.Struct, gc=False):
 def locate(body: bytes, request: Common) -> dict[str, Span]:
     """Offsets of the top-level values; refuses a repeated member, a forbidden one, and a bad model."""
     try:
-        spans = members(body, request)
+        spans = plain_members(body) if len(body) <= PLAIN_BYTES_MAX else None
+        if spans is None:
+            spans = members(body, request)
     except DuplicateMember as e:
         raise InvalidRequest(f"{e}; each member may be there only once.", param=e.name[:64]) from None
     except UnicodeDecodeError:
         raise InvalidRequest("The request body is not valid UTF-8.") from None
-    for name in _FORBIDDEN:
-        if name in spans:
-            raise InvalidRequest(
-                f"'{name}' is not accepted: where a request goes and with which credential is configured at "
-                "the gateway.",
-                param=name,
-            )
+    if not _FORBIDDEN.isdisjoint(spans):
+        name = next(filter(spans.__contains__, sorted(_FORBIDDEN)))
+        raise InvalidRequest(
+            f"'{name}' is not accepted: where a request goes and with which credential is configured at the gateway.",
+            param=name,
+        )
     model = request.model
     if model is UNSET:
         raise InvalidRequest("'model' is missing.", param="model")
@@ -93,7 +97,7 @@ def bounded(request: object, spans: Mapping[str, Span], names: tuple[str, ...], 
 
 def starts(raw: Raw, character: bytes) -> bool:
     """Whether a value is an object, a list or a string, by its first character."""
-    return bytes(memoryview(raw)[:1]) == character
+    return memoryview(raw)[0] == character[0]
 
 
 # --- segments ----------------------------------------------------------------------------------------
@@ -169,7 +173,7 @@ def prompt(
         view = memoryview(tools)
         (found_mark,), (key,) = _tools((view,), "tools")
         seen = found_mark or 0
-        marks_seen |= seen
+        marks_seen |= seen & LONG
         tool_count, node_count = seen >> MARK_BITS & 1023, seen >> MARK_BITS + 10
         segments.append(Segment("tools", view, key))
         covered.append(spans["tools"])
@@ -200,6 +204,8 @@ def prompt(
     distinct = set(marks)
     if not distinct <= _NO_NODES:
         node_count += sum((mark or 0) >> MARK_BITS for mark in marks)
+    for mark in distinct:
+        marks_seen |= mark or 0
     covered.sort()
     rest = rest_of(body, covered)
     node_count += check_text(rest, MAX_DEPTH, "")
@@ -209,8 +215,8 @@ def prompt(
         Segments(segments, found, keys, marks, node_count),
         tool_count,
         len(found),
-        any((mark or 0) & IMAGE for mark in distinct),
-        bool((marks_seen | _long(rest)) & LONG) or any((mark or 0) & LONG for mark in distinct),
+        bool(marks_seen & IMAGE),
+        bool((marks_seen | _long(rest)) & LONG),
     )
 
 

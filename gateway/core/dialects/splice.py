@@ -95,7 +95,7 @@ def _usage_span(text: bytes) -> tuple[int, int] | None:
     is there.
     """
     try:
-        usage = bytes(memoryview(_WITH_USAGE.decode(text).usage))
+        usage = bytes(_WITH_USAGE.decode(text).usage)
     except (msgspec.MsgspecError, ValueError):
         return None
     if len(usage) < 3 or usage[:1] != b"{" or b'"cost"' in usage or not usage[1:-1].strip():
