@@ -397,9 +397,9 @@ class App:
             log = AccessLog(sys.stdout)
             log.start()
             self._stack.callback(log.close)
-            write: Callable[[dict[str, object]], None] = log.write
+            write: Callable[[dict[str, object]], None] | None = log.write
         else:
-            write = _discard
+            write = None
         artifacts = world.shaper.artifacts
         shared = None if self._replicas is None else self._replicas.artifacts
         if shared is not None:
@@ -413,9 +413,9 @@ class App:
                 slow_client_s=settings.timeouts.slow_client_s,
             ),
             monotonic=self.clock.monotonic,
-            new_request_id=lambda: self.new_id("req"),
+            new_request_id=partial(self.new_id, "req"),
             readiness=self.readiness,
-            on_done=lambda done: self._done(done, write),
+            on_done=partial(self._done, write),
             on_fault=_fault,
             tasks=OwnTasks(
                 self.database,
@@ -435,7 +435,7 @@ class App:
     def _explained(self) -> Explained:
         return Explained(self.database, self.settings.catalog, self.settings.cache_rules)
 
-    def _done(self, done: Done, write: Callable[[dict[str, object]], None]) -> None:
+    def _done(self, write: Callable[[dict[str, object]], None] | None, done: Done) -> None:
         status = 499 if done.client_gone and not done.status else done.status
         duration_s, overhead_s = done.steps.elapsed_s(), done.steps.gateway_s()
         span = None if self._traces is None else self._traces.done(done, status, duration_s)
@@ -450,8 +450,10 @@ class App:
                 span=span,
                 at_s=0.0 if span is None else self.clock.now_ms() / 1e3,
             )
-        if is_refusal(done.error):
+        if done.error and is_refusal(done.error):
             self.metrics.refusal(done.error)
+        if write is None:
+            return
         write(
             {
                 "request_id": done.request_id,
@@ -511,7 +513,7 @@ def _crash(settings: Settings) -> Crash | None:
 
 
 def _discard(_: Mapping[str, object]) -> None:
-    """No access log, and nobody to share with."""
+    """Nobody to share with."""
 
 
 def _fault(where: str, fault: BaseException) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -260,8 +259,7 @@ class Incoming(msgspec.Struct, frozen=True):
     path_task: str | None
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """What goes back: a whole body, or a stream of whole events that the edge must close.
 
     Closing the stream before its end says that the client is gone.

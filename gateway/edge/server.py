@@ -33,6 +33,7 @@ from gateway.core.errors import (
 from gateway.core.identity import Caller, KeyRecord
 from gateway.edge import errors
 from gateway.edge.artifacts import FindArtifact, answer_artifact
+from gateway.edge.listener import Listener
 from gateway.edge.live import LiveStreams, SilentConnections
 from gateway.edge.tasks import TASK_BODY_BYTES_MAX, TaskDesk, answer_task
 from gateway.edge.urls import Target, resolve
@@ -80,8 +81,7 @@ class PrefixDesk(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Done:
+class Done(msgspec.Struct):
     """One finished request, for the access log and the metrics. Holds no secret and no content."""
 
     request_id: str
@@ -151,7 +151,7 @@ class Edge:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Listen. Port 0 picks a free one; `self.port` then tells which."""
-        server = web.Server(
+        server = Listener(
             self._handle,
             handler_cancellation=True,
             access_log=None,
@@ -202,12 +202,11 @@ class Edge:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         steps = Steps(self._monotonic)
-        done = Done(
-            self._new_request_id(), request.method, request.path, steps, request.headers.get("traceparent")
-        )
-        target = resolve(request.rel_url.raw_path, "anthropic-version" in request.headers)
-        self._busy.add(request.protocol)
-        self._silent.spoke(request.protocol)
+        headers, connection = request.headers, request.protocol
+        done = Done(self._new_request_id(), request.method, request.path, steps, headers.get("traceparent"))
+        target = resolve(request.rel_url.raw_path, "anthropic-version" in headers)
+        self._busy.add(connection)
+        self._silent.spoke(connection)
         try:
             return await self._answer(request, target, steps, done)
         except GatewayError as error:
@@ -227,13 +226,14 @@ class Edge:
             )
             return self._refuse(request, unknown, target, done)
         finally:
-            self._busy.discard(request.protocol)
+            self._busy.discard(connection)
             self._on_done(done)
 
     async def _answer(
         self, request: web.BaseRequest, target: Target, steps: Steps, done: Done
     ) -> web.StreamResponse:
-        if request.headers.get("upgrade", "").lower() == "websocket":
+        headers = request.headers
+        if "upgrade" in headers and headers["upgrade"].lower() == "websocket":
             raise UpgradeRequired()
         if target.kind == "none":
             raise NotFound(
@@ -246,32 +246,26 @@ class Edge:
             )
         if target.kind == "probe":
             return self._probe(target, done)
-        caller = await self._gateway.authenticate(request.headers)  # type: ignore[arg-type]
+        caller = await self._gateway.authenticate(headers)  # type: ignore[arg-type]
         done.key_id = caller.key_id
-        if target.kind == "task":
-            return await self._task(request, target, caller, done)
-        if target.kind in ("prefix", "request"):
-            return await self._explained(target, caller, done)
         if target.operation is None:
-            return self._models(target, caller, done)
-        done.operation = target.operation.value
+            return await self._desk(request, target, caller, done)
+        done.operation = str(target.operation)
         refusal = None
         if self._gateway.refusing:
-            refusal = await self._gateway.refusal(target.operation, caller, request.headers, target.task)  # type: ignore[arg-type]
-        steps.pause()  # the client's upload is not our time
+            refusal = await self._gateway.refusal(target.operation, caller, headers, target.task)  # type: ignore[arg-type]
         if refusal is not None:
             # A client that is still sending would take an early answer for a broken connection, and ask again.
-            await self._body(request, self._options.body_bytes_max, keep=False)
+            await self._body(request, self._options.body_bytes_max, steps, keep=False)
             done.bytes_in = request.content_length or 0
             raise refusal
-        body = await self._body(request, self._options.body_bytes_max)
-        steps.resume()
+        body = await self._body(request, self._options.body_bytes_max, steps)
         done.bytes_in = len(body)
         incoming = Incoming(
             done.request_id,
             target.operation,
             caller,
-            request.headers,
+            headers,
             body,
             request.rel_url.raw_query_string,
             target.task,
@@ -281,13 +275,25 @@ class Edge:
         done.deployment, done.first_token_s = answer.deployment, answer.first_token_s
         done.error = answer.error
         pairs = answer.headers
-        pairs.append(("Content-Type", answer.content_type))
-        _stamp(pairs, done.request_id)
-        pairs.append(("x-gateway-overhead-ms", str(steps.gateway_ms())))
+        pairs += (
+            ("Content-Type", answer.content_type),
+            *_ids(done.request_id),
+            ("x-gateway-overhead-ms", steps.gateway_ms()),
+        )
         if answer.stream is None:
             done.bytes_out = len(answer.body)
             return Whole(answer.status, pairs, answer.body)
         return await self._stream(request, target, answer, CIMultiDict(pairs), steps, done)
+
+    async def _desk(
+        self, request: web.BaseRequest, target: Target, caller: Caller, done: Done
+    ) -> web.StreamResponse:
+        """Everything that a key may ask for and that is no model call."""
+        if target.kind == "task":
+            return await self._task(request, target, caller, done)
+        if target.kind in ("prefix", "request"):
+            return await self._explained(target, caller, done)
+        return self._models(target, caller, done)
 
     async def _stream(
         self,
@@ -322,43 +328,47 @@ class Edge:
         await response.write_eof()
         return response
 
-    async def _body(self, request: web.BaseRequest, most: int, *, keep: bool = True) -> bytes:
+    async def _body(self, request: web.BaseRequest, most: int, steps: Steps, *, keep: bool = True) -> bytes:
         """The whole body, refused as early as its size is known. Compressed bodies are refused unread.
 
         Not to `keep` it, it is read and thrown away.
         """
-        if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+        headers, content = request.headers, request.content
+        if "content-encoding" in headers and headers["content-encoding"].lower() not in ("", "identity"):
             raise UnsupportedMedia()
-        too_large = f"the request body is larger than {most} bytes"
+        if content.is_eof():  # small ones are here already
+            body = content.read_nowait()
+            if len(body) > most:
+                raise _too_large(most)
+            return body
         if request.content_length is not None and request.content_length > most:
-            raise BodyTooLarge(too_large)
-        if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
+            raise _too_large(most)
+        if headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        content = request.content
-        if content.is_eof():
-            return content.read_nowait()
         parts: list[bytes] = []
         size = 0
+        steps.pause()  # the client's upload is not our time
         try:
             async with asyncio.timeout(self._options.body_timeout_s):
                 async for part in content.iter_any():
                     size += len(part)
                     if size > most:
-                        raise BodyTooLarge(too_large)
+                        raise _too_large(most)
                     if keep:
                         parts.append(part)
         except TimeoutError as e:
             raise BodyTimeout() from e
         except web.RequestPayloadError as e:
             raise InvalidRequest("the request body is not what its framing says") from e
+        finally:
+            steps.resume()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _refuse(
         self, request: web.BaseRequest, error: GatewayError, target: Target, done: Done
     ) -> web.StreamResponse:
         status, pairs, body = errors.render(error, target.dialect, done.request_id)
-        pairs.append(("Content-Type", "application/json"))
-        _stamp(pairs, done.request_id)
+        pairs += (("Content-Type", "application/json"), *_ids(done.request_id))
         if isinstance(error, MethodNotAllowed):
             pairs.append(("Allow", ", ".join(target.methods)))
         if isinstance(error, UpgradeRequired):
@@ -384,7 +394,7 @@ class Edge:
         if target.verb == "artifact":
             return await self._artifact(self._tasks, request, target, caller, done)
         verb = "change" if request.method == "PATCH" else target.verb
-        body = b"" if verb == "show" else await self._body(request, TASK_BODY_BYTES_MAX)
+        body = b"" if verb == "show" else await self._body(request, TASK_BODY_BYTES_MAX, done.steps)
         done.bytes_in = len(body)
         status, doc = await answer_task(self._tasks, caller.key, verb, target.name, body)
         done.status, done.task_id = status, str(doc["id"])
@@ -444,12 +454,14 @@ def _model_row(name: str) -> dict[str, object]:
     }
 
 
-def _stamp(pairs: errors.Headers, request_id: str) -> None:
-    pairs.append(("x-request-id", request_id))
-    pairs.append(("request-id", request_id))  # the name that Anthropic's SDKs read
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body is larger than {most} bytes")
+
+
+def _ids(request_id: str) -> tuple[tuple[str, str], ...]:
+    """The second name is the one that Anthropic's SDKs read."""
+    return ("x-request-id", request_id), ("request-id", request_id)
 
 
 def _json_headers(request_id: str) -> errors.Headers:
-    pairs: errors.Headers = [("Content-Type", "application/json")]
-    _stamp(pairs, request_id)
-    return pairs
+    return [("Content-Type", "application/json"), *_ids(request_id)]

@@ -22,7 +22,8 @@ class Whole(web.StreamResponse):
     """`headers` are written as they are, in order, with Content-Length and Date added."""
 
     def __init__(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
-        super().__init__(status=status)
+        # Without StreamResponse's own, which makes a dictionary of headers that nobody would read.
+        self._status = status
         self._lines = headers
         self._whole = body
         self._sent = False
@@ -54,10 +55,13 @@ class Whole(web.StreamResponse):
         self._eof_sent = True
 
     def _head(self) -> bytes:
-        lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Status')}"]
-        lines += [f"{name}: {value}" for name, value in self._lines]
-        lines.append(f"Content-Length: {len(self._whole)}")
-        lines.append(f"Date: {rfc822_formatted_time()}")
+        status = self._status
+        lines = [
+            f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}",
+            *map(": ".join, self._lines),
+            f"Content-Length: {len(self._whole)}",
+            f"Date: {rfc822_formatted_time()}",
+        ]
         if not self._keep_alive:
             lines.append("Connection: close")
         text = "\r\n".join(lines)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.core import dialects, health, prices
 from gateway.core.catalog import Deployment, OnDisconnect, Operation
@@ -43,8 +44,7 @@ FORWARDED = ("anthropic-version", "anthropic-beta", "openai-beta", "traceparent"
 _NEWEST = 0.2
 
 
-@dataclass(slots=True)
-class Opened:
+class Opened(msgspec.Struct):
     """An attempt that the provider has begun to answer."""
 
     attempt: Attempt
@@ -64,21 +64,30 @@ class Opened:
 
 
 async def open_answer(world: World, x: Exchange) -> Opened:
-    """The first good answer over the candidates. Raises the last attempt's `UpstreamError`, or what `admit` refused."""
+    """The first good answer over the candidates. Raises the last attempt's `UpstreamError`, or what `admit` refused.
+
+    The caller's place is free again once an answer is whole, or if there is none; one of a stream is left by `meter`.
+    """
+    opened = None
     way = Way(world, x)
-    deployment = way.first()
-    while True:
-        try:
-            return await _attempt(world, x, deployment)
-        except UpstreamError as error:
-            step = way.after(error)
-            if step is None:
-                raise
-            deployment = step.deployment
-            if step.delay_s:
-                x.steps.pause()
-                await asyncio.sleep(step.delay_s)
-                x.steps.resume()
+    try:
+        deployment = way.first()
+        while True:
+            try:
+                opened = await _attempt(world, x, deployment)
+                return opened
+            except UpstreamError as error:
+                step = way.after(error)
+                if step is None:
+                    raise
+                deployment = step.deployment
+                if step.delay_s:
+                    x.steps.pause()
+                    await asyncio.sleep(step.delay_s)
+                    x.steps.resume()
+    finally:
+        if opened is None or opened.meter is None:
+            admit.leave(world, x)
 
 
 async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
@@ -99,7 +108,8 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
     x.attempts = attempt.attempt_no
     x.steps.mark("admit")
     sent_s = world.clock.monotonic()
-    world.health.update(health.begin_call(world.health, deployment, sent_s))
+    if world.health:
+        world.health.update(health.begin_call(world.health, deployment, sent_s))
     answer: UpstreamAnswer | None = None
     opened: Opened | None = None
     x.steps.pause()
@@ -115,8 +125,7 @@ async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:
             await _first_events(world, x, opened)
         else:
             await _whole(world, x, opened)
-        _note_health(world, deployment, None, answer)
-        _note_latency(world, deployment, sent_s)
+        _note_good(world, deployment, answer, sent_s)
         return opened
     except UpstreamError as error:
         if x.replica is not None:
@@ -274,26 +283,26 @@ def _said(error: GatewayError) -> UpstreamError:
 
 
 def _attempt_of(world: World, x: Exchange, deployment: Deployment) -> Attempt:
-    caller = x.caller
+    caller, task = x.caller, x.task
     return Attempt(
         attempt_id=world.new_id("att"),
         request_id=x.incoming.request_id,
         tenant_id=caller.tenant_id,
         team_id=caller.team_id,
         key_id=caller.key_id,
-        task_id=x.task.task_id,
-        parent_task_id=x.task.parent_task_id,
-        task_source=x.task.source.value,
-        task_external_id=x.task.external_id,
+        task_id=task.task_id,
+        parent_task_id=task.parent_task_id,
+        task_source=str(task.source),
+        task_external_id=task.external_id,
         attempt_no=x.attempts + 1,
-        operation=x.operation.value,
+        operation=str(x.operation),
         client=x.client,
         model_requested=x.facts.model,
         model=deployment.model,
         upstream_model=deployment.upstream_model,
         provider=deployment.provider.name,
         deployment=deployment.name,
-        tier=deployment.tier.value,
+        tier=str(deployment.tier),
         rule=x.route.rule,
         stream=x.facts.stream,
         started_at_ms=world.clock.now_ms(),
@@ -352,10 +361,13 @@ def _ms_since(world: World, at_s: float) -> int:
     return round((world.clock.monotonic() - at_s) * 1_000)
 
 
-def _note_latency(world: World, deployment: Deployment, sent_s: float) -> None:
+def _note_good(world: World, deployment: Deployment, answer: UpstreamAnswer, sent_s: float) -> None:
     took_s = world.clock.monotonic() - sent_s
     known = world.latency.get(deployment.name, took_s)
     world.latency[deployment.name] = known + _NEWEST * (took_s - known)
+    # Where nothing has failed yet there is no health to mend.
+    if world.health or used_up_for_s(answer.headers) is not None:
+        _note_health(world, deployment, None, answer)
 
 
 def _note_health(

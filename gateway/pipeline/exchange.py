@@ -217,26 +217,28 @@ class OnReplica:
     error: UpstreamError | None = None  # how it failed before its first byte
 
 
-@dataclass(slots=True)
 class Exchange:
-    """One request. Each stage fills in its part; nothing is read before the stage that writes it."""
+    """One request. Each stage fills in its part; nothing is read before the stage that writes it.
+
+    What no stage has filled in is as the class says: most requests need little of it.
+    """
 
     incoming: Incoming
     received_ms: int
     steps: Steps
 
-    operation: Operation = field(init=False)
-    caller: Caller = field(init=False)
-    facts: Facts = field(init=False)
-    signal: Signal = field(init=False)
-    task: TaskRef = field(init=False)
+    operation: Operation
+    caller: Caller
+    facts: Facts
+    signal: Signal
+    task: TaskRef
     chain: tuple[bytes, ...] = ()
-    prompt: Prompt = field(init=False)
+    prompt: Prompt
     cache_level: Level | None = None  # the request's own wish
     said: bytes = b""  # where the answer may hold its vendor's word on the cache
     shaped: Shaped = AS_IT_CAME  # for the deployment that is tried
     input_bound: int | None = None  # tokens, at the deployment that is tried; None = nothing bounds them
-    route: Route = field(init=False)
+    route: Route
     # what routing remembers of it; None where there was nothing to choose
     run: Run | None = None
     thread: Thread | None = None
@@ -261,8 +263,9 @@ class Exchange:
     replica: OnReplica | None = None  # of the attempt under way, if its deployment has replicas
     avoided: frozenset[str] = frozenset()  # addresses of replicas that have failed this request
 
-    def __post_init__(self) -> None:
-        self.operation, self.caller = self.incoming.operation, self.incoming.caller
+    def __init__(self, incoming: Incoming, received_ms: int, steps: Steps) -> None:
+        self.incoming, self.received_ms, self.steps = incoming, received_ms, steps
+        self.operation, self.caller = incoming.operation, incoming.caller
 
     @property
     def client(self) -> str:

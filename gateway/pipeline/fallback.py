@@ -33,10 +33,6 @@ class Way:
         self._left = list(x.route.candidates)
         self._tried: list[Deployment] = []
         self._moves = 0  # to other replicas of a deployment: none of them is a try of another kind
-        self._tries_max = world.policy.attempts_max
-        if x.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0"):
-            # the client's SDK retries already
-            self._tries_max = max(1, self._tries_max - self._tries_max // 2)
 
     def first(self) -> Deployment:
         """The first candidate, or one further on that has a free place."""
@@ -51,7 +47,7 @@ class Way:
         tried = self._tried[-1]
         if tried.replicas is not None and self._moves_on(tried, error):
             return Next(tried)
-        if x.attempts - self._moves >= self._tries_max:
+        if x.attempts - self._moves >= self._tries_max():
             return None
         if _too_long(error):
             return self._larger(self._tried[-1])
@@ -71,6 +67,12 @@ class Way:
         if not self._world.retries.take(found.provider.name, self._world.clock.monotonic()):
             return None
         return Next(found, delay_s)
+
+    def _tries_max(self) -> int:
+        most = self._world.policy.attempts_max
+        if self._x.incoming.headers.get("x-stainless-retry-count", "0") in ("", "0"):
+            return most
+        return max(1, most - most // 2)  # the client's SDK retries already
 
     def _moves_on(self, tried: Deployment, error: UpstreamError) -> bool:
         """To another replica of the same deployment, at once. Nobody sends a bill for what the first one did."""

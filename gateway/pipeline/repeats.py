@@ -7,9 +7,10 @@ heard of (`ports.Ledger.changes`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import xxhash
+from msgspec.structs import replace
 
 from gateway.core.errors import BudgetExceeded
 from gateway.ports import Answer, Incoming

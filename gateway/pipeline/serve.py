@@ -172,33 +172,24 @@ def _add_cost(world: World, x: Exchange, opened: Opened, answer: Answer) -> None
     if outcome is None or not outcome.price_version or not world.policy.expose_cost:
         return
     cost = usd_text(outcome.cost_nano_usd + x.charged_nano_usd)
-    answer.headers.append(("x-cost-usd", cost))
-    answer.headers.append(("x-uncached-cost-usd", usd_text(outcome.list_cost_nano_usd)))
+    answer.headers += (("x-cost-usd", cost), ("x-uncached-cost-usd", usd_text(outcome.list_cost_nano_usd)))
     answer.body = dialects.with_cost(x.operation, opened.body, cost)
 
 
 async def _opened(world: World, x: Exchange) -> Opened:
     """The answer's beginning. Where a provider bills to the end anyway, the call runs in a task of its own, so that a
     client who leaves does not cut it; everywhere else leaving cancels it here, and the attempt posts that itself."""
-    if not any(d.provider.on_disconnect is OnDisconnect.DRAIN for d in x.route.candidates):
-        return await _called(world, x)
-    task = world.spawn(_called(world, x), "call")
+    for candidate in x.route.candidates:
+        if candidate.provider.on_disconnect is OnDisconnect.DRAIN:
+            break
+    else:
+        return await open_answer(world, x)
+    task = world.spawn(open_answer(world, x), "call")
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         world.spawn(_abandon(world, x, task), "abandon")
         raise
-
-
-async def _called(world: World, x: Exchange) -> Opened:
-    """The provider's answer. It works no more on one that is whole, or on none; a stream is left by `meter`."""
-    opened = None
-    try:
-        opened = await open_answer(world, x)
-        return opened
-    finally:
-        if opened is None or opened.meter is None:
-            admit.leave(world, x)
 
 
 async def _abandon(world: World, x: Exchange, task: asyncio.Task[Opened]) -> None:
@@ -229,20 +220,21 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
         ("x-task-id", x.task.task_id),
         ("x-task-step", str(x.task_step)),
         ("x-model", deployment.model),
-        ("x-tier", deployment.tier.value),
+        ("x-tier", str(deployment.tier)),
         ("x-deployment", deployment.name),
         ("x-attempts", str(x.attempts)),
     ]
     if opened.replica:
         headers.append(("x-replica", short_name(opened.replica)))
-    if x.shaped.applied or x.shaped.protections:
-        headers.append(("x-cache-transforms", ",".join((*x.shaped.applied, *x.shaped.protections))))
-    if x.route.rule:
-        headers.append(("x-rule", in_a_header(x.route.rule)))
-    if x.route.why:
-        headers.append(("x-route-reason", in_a_header(x.route.why)))
-    if x.route.instead_of:
-        headers.append(("x-route-instead-of", in_a_header(x.route.instead_of)))
+    shaped, route = x.shaped, x.route
+    if shaped.applied or shaped.protections:
+        headers.append(("x-cache-transforms", ",".join((*shaped.applied, *shaped.protections))))
+    if route.rule:
+        headers.append(("x-rule", in_a_header(route.rule)))
+    if route.why:
+        headers.append(("x-route-reason", in_a_header(route.why)))
+    if route.instead_of:
+        headers.append(("x-route-instead-of", in_a_header(route.instead_of)))
     if x.granted is not None and (x.under_hard_budget or x.granted.warned):
         headers += granted_headers(x.granted)
     if x.landing:
@@ -250,11 +242,15 @@ def _headers(world: World, x: Exchange, opened: Opened) -> list[tuple[str, str]]
     if world.limits.degraded:
         headers.append(("x-gw-degraded", "ratelimit"))
     upstream = opened.answer.headers
-    for name in upstream:
-        lower = name.lower()
-        if lower in _RETURNED or lower.startswith(_RETURNED_PREFIXES):
-            headers.append((lower, upstream[name]))
+    for name in _returned(tuple(upstream)):
+        headers.append((name, upstream[name]))
     upstream_id = provider_request_id(upstream)
     if upstream_id:
         headers.append(("x-upstream-request-id", upstream_id))
     return headers
+
+
+@lru_cache(maxsize=256)
+def _returned(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Which headers of an answer the client gets; a provider sends the same names with each."""
+    return tuple(name for name in names if name in _RETURNED or name.startswith(_RETURNED_PREFIXES))

@@ -8,13 +8,16 @@ requests are never labels: they belong into the ledger and the access log.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
+from operator import attrgetter
 
 from gateway.core.catalog import Catalog
 from gateway.core.entry import Attempt, Outcome
 from gateway.telemetry import process
 from gateway.telemetry.page import Across, Exemplar, Family, Labels, written
-from gateway.telemetry.series import OTHER, Counter, Gauge, Histogram, Reading
+from gateway.telemetry.series import OTHER, Counter, Gauge, Histogram, Observed, Reading
 
 #: Seconds: a gateway answers in milliseconds, a reasoning model in minutes.
 DURATION_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -25,6 +28,34 @@ OVERHEAD_S = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.
 _STATUS_CLASS = tuple(f"{n}xx" for n in range(10))
 #: Ways of ending that are no error of anybody's but matter to who looks at a provider.
 _FINISHES = frozenset({"client_gone", "upstream_cut", "error"})
+_CLASSES = ("input_uncached", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_12h", "output")
+_by_class = attrgetter(*_CLASSES)
+
+
+class _Tokens(dict[str, list[int]]):
+    """The series of each class of tokens, made when the first ones are counted."""
+
+    def __init__(self, counter: Counter, spend: Labels) -> None:
+        self._counter, self._spend = counter, spend
+
+    def __missing__(self, name: str) -> list[int]:
+        cell = self[name] = self._counter.cell((name, *self._spend))
+        return cell
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """The series of all attempts that are alike."""
+
+    called: Labels  # provider, deployment
+    spend: Labels  # model, provider, team
+    ended: list[int]
+    duration: Observed
+    entries: list[int]
+    cost: list[int]
+    list_cost: list[int]
+    client_cost: list[int]
+    tokens: _Tokens
 
 
 def _counter(max_series: int, name: str, text: str, labels: Labels, *, nano: bool = False) -> Counter:
@@ -84,7 +115,7 @@ class Metrics:
     def __init__(
         self, catalog: Catalog, *, team_label: bool = True, version: str = "", max_series: int = 2_000
     ) -> None:
-        self._team_label = team_label
+        self._team_label, self._max_series = team_label, max_series
         self.use_catalog(catalog)
         spend = ("model", "provider", "team")
         counter = partial(_counter, max_series)
@@ -227,6 +258,7 @@ class Metrics:
         self._models = frozenset(catalog.by_model)
         self._providers = frozenset(d.provider.name for d in catalog.deployments)
         self._deployments = frozenset(d.name for d in catalog.deployments)
+        self._alike: dict[Labels, _Attempts] = {}
 
     def gauge(
         self,
@@ -284,35 +316,55 @@ class Metrics:
 
     def attempt(self, attempt: Attempt, outcome: Outcome) -> None:
         """One attempt got its terminal entry; a `correct` one is told by `correction`."""
+        ended = outcome.error or (outcome.finish if outcome.finish in _FINISHES else "ok")
+        key = (
+            attempt.provider,
+            attempt.deployment,
+            attempt.model,
+            attempt.team_id,
+            attempt.client,
+            ended,
+            outcome.kind,
+            outcome.quality,
+        )
+        alike = self._alike.get(key) or self._series_of(attempt, outcome, ended, key)
+        alike.ended[0] += 1
+        alike.duration.add(outcome.latency_ms / 1e3)
+        alike.entries[0] += 1
+        alike.cost[0] += outcome.cost_nano_usd
+        alike.list_cost[0] += outcome.list_cost_nano_usd
+        alike.client_cost[0] += outcome.cost_nano_usd
+        counts = _by_class(outcome.usage)
+        for name, count in compress(zip(_CLASSES, counts, strict=True), counts):
+            alike.tokens[name][0] += count
+        if outcome.first_token_ms is not None:
+            self._call_first_token.observe(alike.called, outcome.first_token_ms / 1e3)
+        if outcome.miss is not None:
+            cause = outcome.miss.cause.value
+            self._misses.add((cause, *alike.spend))
+            self._lost.add((cause, *alike.spend), outcome.miss.lost_nano_usd)
+
+    def _series_of(self, attempt: Attempt, outcome: Outcome, ended: str, key: Labels) -> _Attempts:
+        """Remembered, until there are too many of them or another catalog. A call that cost nothing still makes its
+        series: rate() needs the zero to start from."""
         provider = attempt.provider if attempt.provider in self._providers else OTHER
         deployment = attempt.deployment if attempt.deployment in self._deployments else OTHER
         model = attempt.model if attempt.model in self._models else OTHER
-        team = attempt.team_id if self._team_label else ""
-        ended = outcome.error or (outcome.finish if outcome.finish in _FINISHES else "ok")
-        self._attempts.add((provider, deployment, ended))
-        self._attempt_duration.observe((provider, deployment), outcome.latency_ms / 1e3)
-        if outcome.first_token_ms is not None:
-            self._call_first_token.observe((provider, deployment), outcome.first_token_ms / 1e3)
-        self._entries.add((outcome.kind.value, outcome.quality.value))
-        usage = outcome.usage
-        for name, count in (
-            ("input_uncached", usage.input_uncached),
-            ("cache_read", usage.cache_read),
-            ("cache_write_5m", usage.cache_write_5m),
-            ("cache_write_1h", usage.cache_write_1h),
-            ("cache_write_12h", usage.cache_write_12h),
-            ("output", usage.output),
-        ):
-            if count:
-                self._tokens.add((name, model, provider, team), count)
-        # A call that cost nothing still makes its series: rate() needs the zero to start from.
-        self._cost.add((model, provider, team), outcome.cost_nano_usd)
-        self._list_cost.add((model, provider, team), outcome.list_cost_nano_usd)
-        self._client_cost.add((attempt.client or "unknown",), outcome.cost_nano_usd)
-        if outcome.miss is not None:
-            cause = outcome.miss.cause.value
-            self._misses.add((cause, model, provider, team))
-            self._lost.add((cause, model, provider, team), outcome.miss.lost_nano_usd)
+        spend = (model, provider, attempt.team_id if self._team_label else "")
+        if len(self._alike) >= self._max_series:
+            self._alike.clear()
+        found = self._alike[key] = _Attempts(
+            called=(provider, deployment),
+            spend=spend,
+            ended=self._attempts.cell((provider, deployment, ended)),
+            duration=self._attempt_duration.cell((provider, deployment)),
+            entries=self._entries.cell((outcome.kind.value, outcome.quality.value)),
+            cost=self._cost.cell(spend),
+            list_cost=self._list_cost.cell(spend),
+            client_cost=self._client_cost.cell((attempt.client or "unknown",)),
+            tokens=_Tokens(self._tokens, spend),
+        )
+        return found
 
     def waited(self, deployment: str, urgency: str, waited_s: float, how: str) -> None:
         """A call came to a deployment that has places; `how` its waiting ended is a word of `pipeline.places`."""

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms as plain dicts.
 
-An increment is a dict look-up and an addition, 0.2 to 0.3 us. What a scrape needs is made when somebody scrapes
-(`page`).
+An increment is a dict look-up and an addition, 0.2 to 0.3 us, or the addition alone for who keeps the `cell` of a
+series. What a scrape needs is made when somebody scrapes (`page`).
 
 A family never holds more than twice `max_series` series (and one), whatever its callers pass: a Prometheus
 server dies of label values that somebody outside may choose.
@@ -65,18 +65,34 @@ class Counter(_Series):
     ) -> None:
         super().__init__(name, text, labels, open_labels=open_labels, max_series=max_series)
         self._nano = nano
-        self._values: dict[Labels, int] = {}
+        self._cells: dict[Labels, list[int]] = {}
+
+    def cell(self, key: Labels) -> list[int]:
+        """The series of these labels, made if it is new: a list of one number, for its keeper to add to."""
+        cell = self._cells.get(key)
+        return self._cells.setdefault(self._admit(key, self._cells), [0]) if cell is None else cell
 
     def add(self, key: Labels, amount: int = 1) -> None:
-        try:
-            self._values[key] += amount
-        except KeyError:
-            key = self._admit(key, self._values)
-            self._values[key] = self._values.get(key, 0) + amount
+        self.cell(key)[0] += amount
 
     def read(self) -> Family:
-        samples = tuple(Sample(k, v) for k, v in sorted(self._values.items()))
+        samples = tuple(Sample(k, cell[0]) for k, cell in sorted(self._cells.items()))
         return Family(self.name, "counter", self.text, self.labels, samples, nano=self._nano)
+
+
+class Observed:
+    """One series of a histogram: one count per bucket, the last one is above all bounds; and the sum."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
 
 
 class Histogram(_Series):
@@ -96,30 +112,29 @@ class Histogram(_Series):
         if list(bounds) != sorted(set(bounds)):
             raise ValueError(f"the bounds of {name} must rise: {bounds}")
         self._bounds = tuple(bounds)
-        #: per series: one count per bucket, the last one is above all bounds; then the sum
-        self._counts: dict[Labels, list[int]] = {}
-        self._sums: dict[Labels, float] = {}
+        self._cells: dict[Labels, Observed] = {}
         self._exemplars: dict[Labels, list[Exemplar | None]] = {}
 
+    def cell(self, key: Labels) -> Observed:
+        """The series of these labels, made if it is new."""
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells.setdefault(self._admit(key, self._cells), Observed(self._bounds))
+        return cell
+
     def observe(self, key: Labels, value: float) -> None:
-        counts = self._counts.get(key)
-        if counts is None:
-            key = self._admit(key, self._counts)
-            counts = self._counts.setdefault(key, [0] * (len(self._bounds) + 1))
-            self._sums.setdefault(key, 0.0)
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[key] += value
+        self.cell(key).add(value)
 
     def exemplify(self, key: Labels, exemplar: Exemplar) -> None:
         """Keep this as the newest exemplar of the bucket that its value, already observed, fell into."""
-        if key in self._counts:
+        if key in self._cells:
             kept = self._exemplars.setdefault(key, [None] * (len(self._bounds) + 1))
             kept[bisect_left(self._bounds, exemplar.value)] = exemplar
 
     def read(self) -> Family:
         samples = tuple(
-            Sample(key, self._sums[key], tuple(counts), tuple(self._exemplars.get(key, ())))
-            for key, counts in sorted(self._counts.items())
+            Sample(key, cell.sum, tuple(cell.counts), tuple(self._exemplars.get(key, ())))
+            for key, cell in sorted(self._cells.items())
         )
         return Family(self.name, "histogram", self.text, self.labels, samples, self._bounds)
 

@@ -69,6 +69,6 @@ class Steps:
         waiting_s = now_s - self._paused_at_s if self._paused_at_s >= 0 else 0.0
         return max(0.0, now_s - self.started_s - self._paused_s - waiting_s)
 
-    def gateway_ms(self) -> float:
+    def gateway_ms(self) -> str:
         """The same in milliseconds, to three decimals: the header `x-gateway-overhead-ms`."""
-        return round(self.gateway_s() * 1e3, 3)
+        return f"{self.gateway_s() * 1e3:.3f}"
