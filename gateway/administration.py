@@ -9,7 +9,17 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from gateway.admin.ports import AdminDeps, Configured, Finding, Overlay, Reloaded, SubjectHealth
+from gateway.admin.ports import (
+    AdminDeps,
+    Configured,
+    Finding,
+    GpuCost,
+    Overlay,
+    Reloaded,
+    ReplicaState,
+    SubjectHealth,
+)
+from gateway.all_workers import costs_of_all, rows_of_all
 from gateway.core.addresses import judge
 from gateway.core.health import HealthState, drain, subjects
 from gateway.core.offices import Admin, Once
@@ -25,10 +35,15 @@ from gateway.storage.database import Database
 from gateway.storage.explained import Explained
 from gateway.storage.registry import Registry
 from gateway.storage.tasks import Tasks
+from gateway.telemetry.page import Family
 
 _log = logging.getLogger("gateway")
 #: The actor of whoever holds the key of the configuration or of `state_dir/admin-key`.
 ROOT = Admin("admin")
+
+
+#: What all workers of this gateway count; None = this process is the only one.
+Workers = Callable[[], Awaitable[list[Family]]] | None
 
 
 def admin_deps(
@@ -44,6 +59,7 @@ def admin_deps(
     on_fault: Callable[[str, BaseException], None],
     fleets: Fleets,
     gpu: GpuTier,
+    workers: Workers,
     reload: Callable[[], Reloaded | None],
     overlay: Overlay | None,
     webhook_loopback: bool = False,
@@ -91,9 +107,9 @@ def admin_deps(
         on_fault=on_fault,
         subjects=partial(health_of, world),
         change_health=partial(change_health, world),
-        replicas=fleets.rows,
+        replicas=partial(_replicas, fleets, workers),
         drain_replica=fleets.drain,
-        gpu_costs=gpu.costs,
+        gpu_costs=partial(_gpu_costs, gpu, workers),
         reload=reload,
         overlay=overlay,
         check_rules=check,
@@ -120,6 +136,16 @@ def configured(now: Settings) -> Configured:
         now.overlaid.documents,
         {key: (place.file, place.line) for key, place in now.overlaid.shadowed.items()},
     )
+
+
+async def _replicas(fleets: Fleets, workers: Workers) -> list[ReplicaState]:
+    rows = fleets.rows()
+    return rows if workers is None or not rows else rows_of_all(rows, await workers())
+
+
+async def _gpu_costs(gpu: GpuTier, workers: Workers) -> list[GpuCost]:
+    costs = gpu.costs()
+    return costs if workers is None or not costs else costs_of_all(costs, await workers())
 
 
 def health_of(world: World) -> list[SubjectHealth]:

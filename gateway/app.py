@@ -491,6 +491,7 @@ class App:
                 on_fault=_fault,
                 fleets=self.fleets,
                 gpu=self.gpu,
+                workers=None if self._peers is None else self._peers.families,
                 reload=self._on_request,
                 overlay=self.overlay if self.overlay.on else None,
                 webhook_loopback=self._webhook_loopback,

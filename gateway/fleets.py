@@ -156,6 +156,8 @@ _COUNTERS: tuple[tuple[str, str, Read, Across], ...] = (
     ("prompt_tokens", "Prompt tokens that its answers reported.", lambda r: r.prompt_tokens, "sum"),
     ("predicted_cached_tokens", "Of them, those expected in its cache.", lambda r: r.predicted_cached_tokens, "sum"),
     ("reported_cached_tokens", "Of them, those it read from its cache.", lambda r: r.reported_cached_tokens, "sum"),
+    ("predictions", "Answers whose cached tokens could be held against what was expected.", lambda r: r.predictions, "sum"),
+    ("predictions_close", "Of them, those less than one block of the engine apart.", lambda r: r.predictions_close, "sum"),
     ("restarts", "Times that it came back with an empty cache.", lambda r: r.restarts, "max"),
     ("aborts", "Answers that it cut short when it was shut down.", lambda r: r.aborts, "sum"),
     ("refusals", "Calls that it refused because it was full.", lambda r: r.refusals, "sum"),

@@ -9,7 +9,6 @@ from gateway.admin.ports import GpuCost
 from gateway.core.catalog import Catalog
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.gpu_price import GpuMeter, GpuPrice
-from gateway.core.money import NANO_PER_USD
 from gateway.core.replicas.group import Groups
 from gateway.core.replicas.terms import Health
 from gateway.pipeline.places import Places
@@ -24,7 +23,7 @@ class GpuTier:
     """Counts once a second; `run` for ever.
 
     What replicas cost counts from the start of the process, and so does what was charged for their work: both are
-    forgotten together. All processes see the same replicas, and each its own charges.
+    forgotten together. All processes see the same replicas, and each its own charges (`all_workers`).
     """
 
     def __init__(
@@ -111,17 +110,19 @@ class GpuTier:
         metrics.gauge(
             "tollhouse_gpu_cost_usd_total",
             "What those hours cost.",
-            lambda: {(name,): bill.cost_nano_usd / NANO_PER_USD for name, bill in bills().items()},
+            lambda: {(name,): bill.cost_nano_usd for name, bill in bills().items()},
             ("deployment",),
             only_grows=True,
             across="max",
+            nano=True,
         )
         metrics.gauge(
             "tollhouse_gpu_charged_usd_total",
             "What was charged for calls there; the difference to the cost is idle time.",
-            lambda: {(name,): bill.charged_nano_usd / NANO_PER_USD for name, bill in bills().items()},
+            lambda: {(name,): bill.charged_nano_usd for name, bill in bills().items()},
             ("deployment",),
             only_grows=True,
+            nano=True,
         )
         metrics.gauge(
             "tollhouse_gpu_sold_share",

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from msgspec.structs import replace
 
 from gateway.admin.ports import GpuCost
+from gateway.all_workers import costs_of_all, rows_of_all
 from gateway.core.catalog import Catalog, Deployment, ReplicaKind, ReplicaSource
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.gpu_price import GpuBill, GpuPrice
 from gateway.core.replicas.fleet import Fleet
 from gateway.core.replicas.group import Group, policy_of
+from gateway.core.replicas.terms import Ask, End, EndKind
 from gateway.core.serving import Serving, Urgency
+from gateway.fleets import Fleets
 from gateway.gpu import GpuTier
+from gateway.telemetry.crowd import Page, told, total
 from gateway.telemetry.metrics import Metrics
 from tests.support.small_world import deployment, provider
 from tests.telemetry.facts import attempt, outcome
@@ -106,10 +111,44 @@ def test_replicas_cost_their_hours_and_earn_what_was_charged() -> None:
     assert t.lines("tollhouse_gpu_") == [
         'tollhouse_gpu_replica_hours_total{deployment="gpu/m"} 4.0',
         'tollhouse_gpu_replica_hours_total{deployment="one/m"} 2.0',
-        'tollhouse_gpu_cost_usd_total{deployment="gpu/m"} 10.0',
-        'tollhouse_gpu_cost_usd_total{deployment="one/m"} 5.0',
+        'tollhouse_gpu_cost_usd_total{deployment="gpu/m"} 10',
+        'tollhouse_gpu_cost_usd_total{deployment="one/m"} 5',
         'tollhouse_gpu_charged_usd_total{deployment="gpu/m"} 1.500000001',
-        'tollhouse_gpu_charged_usd_total{deployment="one/m"} 0.0',
+        'tollhouse_gpu_charged_usd_total{deployment="one/m"} 0',
         'tollhouse_gpu_sold_share{deployment="gpu/m"} 0.6',
         'tollhouse_gpu_sold_share{deployment="one/m"} 0.6',
     ]
+
+
+def test_two_workers_show_hours_once_and_charges_and_calls_of_both() -> None:
+    """The same three replicas for two hours, seen by both; each has served other calls. One of them answers."""
+    tiers = [Tier(GPU), Tier(GPU)]
+    for n, t in enumerate(tiers):
+        fleet = t.group.fleet
+        for call in range(n + 1):
+            ask = Ask(streams=True)
+            pick = fleet.pick(ask, 0.0, 0.5, SOURCE.urls[1:])
+            assert pick is not None
+            t.group.sent(f"{n}/{call}", ask, pick, 0.0)
+            fleet.ended(f"{n}/{call}", End(EndKind.OK, 10, 0, 1), 0.0)
+            t.group.sent(f"{n}/{call} goes on", ask, pick, 0.0)
+        t.tier.attempt(tried("gpu/m"), ended(1_500_000_000))
+        t.at(7_200.0 + n)
+    fleets = [Fleets(t.tier.groups, partial(getattr, t, "now_s")) for t in tiers]
+    for t, each in zip(tiers, fleets, strict=True):
+        each.add_metrics(t.metrics)
+    pages = [Page(n, 1, tuple(t.metrics.read())) for n, t in enumerate(tiers)]
+    families = total({page.index: told(None, page) for page in pages}, pages)
+
+    assert costs_of_all(tiers[0].tier.costs(), families) == [
+        GpuCost(
+            *("gpu/m", 3, 2_500_000_000, 6.0008, 15_002_083_333, 3_000_000_000, 12_002_083_333),
+            *(round(0.6 * 3 / 15.002083333, 4), 0.6),
+        )
+    ]
+    # A Redis tells of the other worker's two calls, too, and of three elsewhere.
+    own = fleets[0].rows()[0]._replace(peer_active=5)
+    (row, *_) = rows_of_all([own], families)
+    assert (own.active, own.picks, own.prompt_tokens) == (1, {"least_loaded": 2}, 10)
+    assert (row.active, row.peer_active) == (3, 3)
+    assert (row.picks, row.prompt_tokens) == ({"least_loaded": 6}, 30)

@@ -25,6 +25,7 @@ COMPOSERS = frozenset(
     {
         "app",
         "administration",
+        "all_workers",
         "alerts",
         "crash",
         "overlay",

@@ -216,7 +216,7 @@ class ReplicaState(NamedTuple):
 
 
 class GpuCost(NamedTuple):
-    """What a deployment's replicas cost since this process began, and what it charged for calls there."""
+    """What a deployment's replicas cost since this gateway began, and what it charged for calls there."""
 
     deployment: str
     replicas: int  # now, in use or not
@@ -227,6 +227,10 @@ class GpuCost(NamedTuple):
     idle_usd: int
     utilisation: float
     sold_share: float
+
+
+async def _none() -> tuple[()]:
+    return ()
 
 
 def _no_such_replica(_deployment: str, _replica: str, _drained: bool, _who: str) -> None:
@@ -279,8 +283,8 @@ class AdminDeps:
     #: why a webhook may not have that URL, "" if it may
     judge_url: Callable[[str], str] = lambda url: judge(url).reason
     #: replicas of all deployments that have some
-    replicas: Callable[[], Sequence[ReplicaState]] = tuple
+    replicas: Callable[[], Awaitable[Sequence[ReplicaState]]] = _none
     #: (deployment, replica, drained or not, who): its address; None if there is no such replica
     drain_replica: Callable[[str, str, bool, str], str | None] = _no_such_replica
     #: of deployments whose price is by the replica-hour
-    gpu_costs: Callable[[], Sequence[GpuCost]] = tuple
+    gpu_costs: Callable[[], Awaitable[Sequence[GpuCost]]] = _none

@@ -1,4 +1,4 @@
-"""Replicas of deployments that have several, as the process that answers sees them: to look at, to drain."""
+"""Replicas of deployments that have several, as the gateway that answers sees them: to look at, to drain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReplicaOut(Out):
     first), full, cooling (has failed or refused lately), unreachable, drained, gone, new (not asked yet) or unfit (`why` says
     what it serves instead). `waiting`, `running`, `kv_usage` and `kv_tokens` are what it says itself, `seen_age_s` ago; null
     if it does not. `active` and `backlog_tokens` (uncached prompt tokens whose answer has not begun) are calls of this
-    process, `peer_*` of the others. Sums of tokens are since it joined: of `prompt_tokens`, how many this gateway expected in
+    gateway (all its workers), `peer_*` of others that share a Redis with it. Sums of tokens are since it joined: of `prompt_tokens`, how many this gateway expected in
     its cache and how many it read from there; `predictions_close` of `predictions` were less than one block apart.
     """
 
@@ -69,7 +69,7 @@ def _out(row: ReplicaState) -> ReplicaOut:
 
 async def list_replicas(call: Call) -> Reply:
     """By deployment and address; one that is gone stays for a minute, because its cache may come back."""
-    rows = [shown(_out(row)) for row in call.deps.replicas()]
+    rows = [shown(_out(row)) for row in await call.deps.replicas()]
     return Reply({"data": rows, "has_more": False, "next_cursor": None})
 
 
@@ -91,7 +91,9 @@ async def _change(call: Call, *, drained: bool) -> Reply:
     action = "replica.drain" if drained else "replica.undrain"
     await call.registry.note(action, wanted.deployment, {"replica": address})
     (row,) = (
-        row for row in call.deps.replicas() if (row.deployment, row.address) == (wanted.deployment, address)
+        row
+        for row in await call.deps.replicas()
+        if (row.deployment, row.address) == (wanted.deployment, address)
     )
     return Reply(shown(_out(row)))
 

@@ -81,7 +81,7 @@ def _print_costs(rows: list[dict[str, Any]]) -> None:
             ]
             for row in rows
         ],
-        title="since the gateway that answered began, and charged by it alone",
+        title="since the gateway that answered began, and charged by it alone, with all its workers",
     )
 
 

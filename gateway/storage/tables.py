@@ -217,9 +217,10 @@ hold = Table(
     ),
 )
 
-#: Immutable. `at_ms` is the time inside the attempt's id, so that the unique indexes can hold the key by which
-#: Postgres partitions. A `correct` entry carries signed differences in amount, list cost and tokens. `charged_*` is
-#: what was posted to budgets in those units: the usage, or what was held where the usage is unknown.
+#: Immutable. `at_ms` is the time inside the attempt's id, for the unique indexes must hold the key by which Postgres
+#: partitions. A `correct` entry has signed differences in amount, list cost and tokens. `charged_*` is what was posted
+#: to budgets in those units: the usage, or what was held where the usage is unknown. `served_by` is one of a
+#: deployment's replicas, `replica_id` a gateway.
 ledger = Table(
     "ledger",
     metadata,
@@ -255,7 +256,7 @@ ledger = Table(
     _text("service_tier"),
     _text("note"),
     *_sums("charged_input_tokens", "charged_output_tokens", "charged_calls"),
-    _text("served_by", null=True),  # which of a deployment's replicas; not `replica_id`, which is a gateway's
+    _text("served_by", null=True),
     Index(
         "uq_ledger_terminal",
         "attempt_id",

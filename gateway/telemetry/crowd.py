@@ -38,25 +38,37 @@ def told(before: Told | None, page: Page) -> Told:
     if page.born_ns < before.born_ns:
         return before
     if page.born_ns > before.born_ns:
-        return Told(page.born_ns, now, tuple(merged((before.gone, before.now))))
+        return Told(page.born_ns, now, tuple(_one_after_another((before.gone, before.now))))
     return Told(before.born_ns, tuple(_latest(before.now, now)), before.gone)
 
 
 def total(memory: Mapping[int, Told], pages: Iterable[Page]) -> list[Family]:
     """One page of the whole crowd: everything told, and the gauges of those that have answered just now."""
     parts = [[f for f in page.families if f.kind == "gauge"] for page in pages]
-    for place in memory.values():
-        parts += [list(place.gone), list(place.now)]
+    parts += [_one_after_another((place.gone, place.now)) for place in memory.values()]
     return sorted(merged(parts), key=lambda family: family.name)
 
 
 def merged(pages: Iterable[Sequence[Family]]) -> list[Family]:
-    """Families of one name as one. Gauges by their `across`: a number of things adds up, a state is the most or least."""
+    """Families of one name as one, by their `across`: a number of things adds up, a state is the most or least; so is
+    what every process counts of the same thing (hours of a replica), once and not once for each.
+    """
+    return _folded(pages, _beside)
+
+
+def _one_after_another(pages: Iterable[Sequence[Family]]) -> list[Family]:
+    """What processes counted of which one began when the other had ended: that adds up, whatever it is."""
+    return _folded(pages, _added)
+
+
+def _folded(
+    pages: Iterable[Sequence[Family]], join: Callable[[Family, Sample, Sample], Sample]
+) -> list[Family]:
     found: dict[str, Family] = {}
     for page in pages:
         for family in page:
             known = found.get(family.name)
-            found[family.name] = family if known is None else _joined(known, family, _added)
+            found[family.name] = family if known is None else _joined(known, family, join)
     return list(found.values())
 
 
@@ -79,10 +91,14 @@ def _joined(one: Family, other: Family, join: Callable[[Family, Sample, Sample],
     return msgspec.structs.replace(one, samples=tuple(v for _, v in sorted(samples.items())))
 
 
-def _added(family: Family, one: Sample, other: Sample) -> Sample:
-    if family.kind == "gauge" and family.across != "sum":
-        choose = max if family.across == "max" else min
-        return Sample(one.labels, choose(one.value, other.value))
+def _beside(family: Family, one: Sample, other: Sample) -> Sample:
+    if family.across == "sum":
+        return _added(family, one, other)
+    choose = max if family.across == "max" else min
+    return Sample(one.labels, choose(one.value, other.value))
+
+
+def _added(_: Family, one: Sample, other: Sample) -> Sample:
     counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
     return Sample(one.labels, one.value + other.value, counts, _newest(one, other))
 

@@ -69,6 +69,24 @@ def test_what_a_dead_worker_has_told_stays_and_its_gauges_go() -> None:
     assert told(memory[0], first) == memory[0], "a slow scrape brings what was told long ago"
 
 
+def test_hours_that_every_worker_counts_are_counted_once_whoever_dies() -> None:
+    """Four hours of one replica: the first worker died after two, the one in its place has seen the last one."""
+
+    def page(index: int, born_ns: int, hours: float) -> Page:
+        replicas = Family("t_hours_total", "counter", "T.", ("d",), (Sample(("gpu",), hours),), across="max")
+        return Page(index, born_ns, (replicas,))
+
+    second = page(1, 100, 4.0)
+    memory = {0: told(None, page(0, 100, 2.0)), 1: told(None, second)}
+    assert values(total(memory, [second])) == {"t_hours_total": {("gpu",): 4.0}}
+    again = page(0, 200, 1.0)
+    memory[0] = told(memory[0], again)
+    assert memory[0].gone == page(0, 100, 2.0).families
+    assert values(total(memory, [again, second])) == {"t_hours_total": {("gpu",): 4.0}}
+    memory[0] = told(memory[0], page(0, 200, 2.5))
+    assert values(total(memory, [second])) == {"t_hours_total": {("gpu",): 4.5}}, "two and two and a half"
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=30), st.randoms())
 def test_no_order_of_scrapes_makes_a_counter_fall(steps: list[tuple[int, int]], random: Random) -> None:
     """Readings of processes that live one after the other, told in any order: each told total is at least the last."""
