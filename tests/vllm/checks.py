@@ -69,9 +69,7 @@ def settled_once(calls: Sequence[Call], entries: Sequence[Mapping[str, Any]], op
 
 def served(entries: Sequence[Mapping[str, Any]], replica: str) -> tuple[int, int]:
     """(prompt, output) tokens booked for what that replica answered; a replica is named as clients see it."""
-    mine = [
-        e for e in entries if f"replica {replica}" in e["note"] and e["kind"] == "post" and not e["error"]
-    ]
+    mine = [e for e in entries if e["served_by"] == replica and e["kind"] == "post" and not e["error"]]
     return sum(e["input_uncached"] + e["cache_read"] for e in mine), sum(e["output"] for e in mine)
 
 
