@@ -63,8 +63,9 @@ herd: $(VENV)/dev.stamp ## HERDS herds of up to 1,000 calls at once against budg
 	@$(BIN)/python -m tests.herd --herds $(HERDS) --seed $(SEED)
 
 CASES ?= 20000
-fuzz-admin: $(VENV)/dev.stamp ## CASES requests out of the admin API's own document, with what they made, against what it promises
+fuzz-admin: $(VENV)/dev.stamp ## CASES requests out of the admin API's own document, against what it promises; Schemathesis too
 	@$(BIN)/python -m tests.admin.fuzz --cases $(CASES) --seed $(SEED)
+	@$(BIN)/python -m tests.admin.stateful --examples $$(( ($(CASES) + 999) / 1000 )) --seed $(SEED)
 
 refusals: $(VENV)/dev.stamp ## real clients whose budget ends in the middle of a run (needs ../shared/clients, npm, pip)
 	@$(BIN)/python -m tests.refusals
