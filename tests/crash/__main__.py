@@ -109,7 +109,8 @@ def _reached(all_played: list[Played]) -> Counter[str]:
 def _summary(all_played: list[Played], seconds: float) -> str:
     reached = _reached(all_played)
     points = ", ".join(f"{reached[point]} {point}" for point in POINTS)
-    return f"deaths at named points: {points}\n{seconds:.0f} s"
+    outlived = sum(p.charged_meanwhile for p in all_played)
+    return f"deaths at named points: {points}\ncharged while their gateway stood still: {outlived}\n{seconds:.0f} s"
 
 
 def _report(all_played: list[Played], seconds: float) -> dict[str, object]:
@@ -120,6 +121,7 @@ def _report(all_played: list[Played], seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 1),
         "billed": sum(len(p.evidence.bill) for p in all_played),
         "entries": sum(len(p.evidence.ledger) for p in all_played),
+        "charged_meanwhile": sum(p.charged_meanwhile for p in all_played),
         "deaths_at": {point: _reached(all_played)[point] for point in POINTS},
         "violations": [
             {"seed": p.round.seed, "faults": list(map(str, p.round.faults)), "violation": str(v)}

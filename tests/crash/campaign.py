@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,8 @@ PATIENCE_S = 60.0
 _CALL_S = 30.0
 _OPEN = "SELECT attempt_id FROM hold WHERE state = 'held' ORDER BY attempt_id"
 _OPEN_OF = "SELECT 1 FROM hold WHERE state = 'held' AND replica_id LIKE $1 LIMIT 1"
+_LEASED = "SELECT 1 FROM replica WHERE replica_id LIKE $1 AND expires_at_ms > now_ms()"
+_HELD_OF = "SELECT count(*) FROM hold WHERE state = 'held' AND replica_id LIKE $1"
 _ENTRIES = (
     "SELECT attempt_id, kind, amount_nano_usd, quality, tenant_id, team_id, key_id, task_id FROM ledger "
     "WHERE key_id = ANY($1::text[]) ORDER BY at_ms, entry_id"
@@ -65,6 +67,8 @@ class Played:
     #: Deaths at the named point that was ordered.
     reached: Counter[str] = field(default_factory=Counter)
     corrected: int = 0
+    #: Attempts of a gateway that stood still past its lease, charged before it woke.
+    charged_meanwhile: int = 0
 
 
 async def play(
@@ -88,10 +92,11 @@ async def play(
     tight = f"key:{keys[0][0].key_id}"
     await accounts.set_budget(tight, tight_nano_usd, on_exceed=on_exceed)
     tally, reached = Tally(), Counter[str]()
+    outlived: list[int] = []
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for fault in todo.faults:
-            group.create_task(_inflict(site, todo, fault, over, reached), name=str(fault))
+            group.create_task(_inflict(site, todo, fault, over, reached, outlived), name=str(fault))
         await _load(site, todo, [text for _, text in keys], tally)
         over.set()
     await _end(site, todo, reached)
@@ -99,7 +104,9 @@ async def play(
     corrected = await _reconcile(site)
     evidence = await _evidence(site, [record.key_id for record, _ in keys], first_bill)
     evidence.limits[tight] = tight_nano_usd
-    return Played(todo, evidence, evidence.judged(), tally.statuses, tally.cut, reached, corrected)
+    return Played(
+        todo, evidence, evidence.judged(), tally.statuses, tally.cut, reached, corrected, sum(outlived)
+    )
 
 
 # --- load ----------------------------------------------------------------------------------------------------
@@ -111,7 +118,8 @@ async def _load(site: Site, todo: Round, keys: Sequence[str], tally: Tally) -> N
 
     async def client() -> None:
         for call in waiting:
-            await _send(rnd.choice(site.gateways), rnd.choice(keys), call, tally)
+            awake = [g for g in site.gateways if not g.paused] or site.gateways
+            await _send(rnd.choice(awake), rnd.choice(keys), call, tally)
 
     async with asyncio.TaskGroup() as group:
         for n in range(todo.at_once):
@@ -130,7 +138,14 @@ async def _send(gateway: Gateway, key: str, call: Call, tally: Tally) -> None:
 # --- faults --------------------------------------------------------------------------------------------------
 
 
-async def _inflict(site: Site, todo: Round, fault: Fault, over: asyncio.Event, reached: Counter[str]) -> None:
+async def _inflict(
+    site: Site,
+    todo: Round,
+    fault: Fault,
+    over: asyncio.Event,
+    reached: Counter[str],
+    outlived: list[int],
+) -> None:
     await asyncio.sleep(fault.after_s)
     gateway = site.gateways[fault.gateway]
     match fault.what:
@@ -150,6 +165,52 @@ async def _inflict(site: Site, todo: Round, fault: Fault, over: asyncio.Event, r
             await site.flush_redis()
         case What.KILL_REDIS:
             site.redis.kill()
+        case What.PAUSE:
+            outlived.append(await _stand_still(site, gateway, fault, over, gateway.pause, gateway.resume))
+        case What.POSTGRES_WAY:
+            way = gateway.to_postgres
+            outlived.append(
+                await _stand_still(site, gateway, fault, over, partial(way.break_, fault.how), way.mend)
+            )
+        case What.REDIS_WAY:
+            gateway.to_redis.break_(fault.how)
+            await asyncio.sleep(fault.lasts_s)
+            gateway.to_redis.mend()
+
+
+async def _stand_still(
+    site: Site,
+    gateway: Gateway,
+    fault: Fault,
+    over: asyncio.Event,
+    stop: Callable[[], None],
+    go_on: Callable[[], None],
+) -> int:
+    """For its time, or past the lease of the gateway; then, how many attempts the others have charged meanwhile."""
+    if not fault.past_lease:
+        stop()
+        await asyncio.sleep(fault.lasts_s)
+        go_on()
+        return 0
+    while not over.is_set() and not await _holds(site, gateway):
+        await asyncio.sleep(0.02)
+    stop()
+    name = f"%-{gateway.port}-0"
+    held = 0
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    held = max(held, int((await rows(site.database, _HELD_OF, name))[0][0]))
+                    if not await rows(site.database, _LEASED, name) and not await _holds(site, gateway):
+                        return held
+                except Unavailable:
+                    pass  # Postgres is one of the round's faults
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        return 0  # what is still held is on record
+    finally:
+        go_on()
 
 
 async def _holds(site: Site, gateway: Gateway) -> bool:
@@ -180,6 +241,9 @@ async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
     """Returns when all live again and nothing is held or waits in a journal, or when patience is at its end."""
     for gateway in site.gateways:
         gateway.way.cut(gateway.way.how, 0)
+        gateway.resume()
+        gateway.to_postgres.mend()
+        gateway.to_redis.mend()
     # Whoever reaps first dies of it, so the living have the order before the dead, whose holds are reaped, are back.
     reaping = todo.reaping
     for gateway in site.gateways:

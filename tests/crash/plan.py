@@ -8,11 +8,13 @@ from enum import StrEnum
 
 from gateway.crash import Point
 from tests.support.commit_cutter import Cut
+from tests.support.relay import Break
 
 GATEWAYS = 3
 POINTS = tuple(Point)
-#: It takes a lease, which is half a minute.
+#: It takes a lease, which is half a minute. So do the two that come back after theirs.
 STAYS_AWAY_EVERY = 2 * len(POINTS)
+PAUSED_AT, APART_AT = 3, 3 + len(POINTS)
 _JOURNAL = frozenset(p for p in Point if p.startswith(("journal", "replay")))
 REAP = frozenset(p for p in Point if p.startswith("reap"))
 
@@ -24,6 +26,9 @@ class What(StrEnum):
     CUT = "connection cut at COMMIT"
     FLUSH_REDIS = "redis flushed"
     KILL_REDIS = "redis killed"
+    PAUSE = "SIGSTOP"
+    POSTGRES_WAY = "way to postgres"
+    REDIS_WAY = "way to redis"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,9 @@ class Fault:
     cut: Cut = Cut.LOST
     times: int = 1
     lasts_s: float = 0.0
+    #: It lasts until the gateway's lease has run out and the others have charged what it held.
+    past_lease: bool = False
+    how: Break = Break.CUT
 
     def __str__(self) -> str:
         said = f"{self.after_s:.2f} s: {self.what}"
@@ -49,6 +57,10 @@ class Fault:
                 return f"{said}, gateway {self.gateway}, {self.times} times, {self.cut}"
             case What.RESTART_POSTGRES:
                 return f"{said} for {self.lasts_s:.2f} s"
+            case What.PAUSE | What.POSTGRES_WAY | What.REDIS_WAY:
+                way = "" if self.what is What.PAUSE else f" {self.how}"
+                lasts = "past its lease" if self.past_lease else f"for {self.lasts_s:.2f} s"
+                return f"{said}{way}, gateway {self.gateway}, {lasts}"
             case _:
                 return said
 
@@ -81,6 +93,7 @@ def plan(seed: int) -> Round:
         faults.append(Fault(What.KILL, rnd.uniform(0.3, 0.8), (victim + 1) % GATEWAYS))
     for _ in range(rnd.randrange(3)):
         faults.append(_another(rnd))
+    faults += _standstill(seed)
     faults.sort(key=lambda f: f.after_s)
     away = seed % STAYS_AWAY_EVERY == POINTS.index(Point.AMID_STREAM)
     return Round(
@@ -91,6 +104,23 @@ def plan(seed: int) -> Round:
         leaving=rnd.choice((0.1, 0.3)),
         stays_away=victim if away else None,
     )
+
+
+def _standstill(seed: int) -> list[Fault]:
+    """A process that stands still and wakes, or one whose network is broken for a while."""
+    rnd = random.Random(f"standstill {seed}")
+    gateway = rnd.randrange(GATEWAYS)
+    at = seed % STAYS_AWAY_EVERY
+    if at == PAUSED_AT:
+        return [Fault(What.PAUSE, rnd.uniform(0.1, 0.5), gateway, past_lease=True)]
+    if at == APART_AT:
+        how = Break.SILENT
+        return [Fault(What.POSTGRES_WAY, rnd.uniform(0.1, 0.5), gateway, how=how, past_lease=True)]
+    what = rnd.choice((None, What.PAUSE, What.POSTGRES_WAY, What.REDIS_WAY))
+    if what is None:
+        return []
+    lasts_s, how = rnd.uniform(0.2, 3.0), rnd.choice(tuple(Break))
+    return [Fault(what, rnd.uniform(0.05, 1.0), gateway, lasts_s=lasts_s, how=how)]
 
 
 def _another(rnd: random.Random) -> Fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,7 @@ from gateway.storage.schema import migrate
 from tests.conftest import create_database
 from tests.crash.plan import GATEWAYS
 from tests.support.commit_cutter import CommitCutter
+from tests.support.relay import Relay
 from tests.support.running import Serving, Tollhouse
 from tests.support.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server
 
@@ -51,19 +53,27 @@ class Gateway:
     """One of the three: a place for its files, a process that lives in it, and its own way to Postgres."""
 
     def __init__(
-        self, number: int, directory: Path, way: CommitCutter, redis_url: str, provider: str
+        self,
+        number: int,
+        directory: Path,
+        way: CommitCutter,
+        to_postgres: Relay,
+        to_redis: Relay,
+        provider: str,
     ) -> None:
         self.number = number
         self.way = way
+        self.to_postgres, self.to_redis = to_postgres, to_redis
+        self.paused = False
         self._order = directory / "crash"
         self.port = free_port()
         directory.mkdir()
         self._tollhouse = Tollhouse(
             directory,
-            f"postgresql://postgres@127.0.0.1:{way.port}/crash",
+            f"postgresql://postgres@127.0.0.1:{to_postgres.port}/crash",
             {"TOLLHOUSE_CRASH_FILE": str(self._order), "TOLLHOUSE_PEPPER": PEPPER},
             listen=f"127.0.0.1:{self.port}",
-            redis_url=redis_url,
+            redis_url=f"redis://127.0.0.1:{to_redis.port}/0",
             reaper_grace_s=GRACE_S,
             task_budget_usd="'0.6'",
             log_level="warning",
@@ -107,7 +117,18 @@ class Gateway:
     async def kill(self) -> None:
         if self._serving is not None and self.alive:
             self._serving.process.kill()
+            self.paused = False
             await self._serving.process.wait()
+
+    def pause(self) -> None:
+        if self._serving is not None and self.alive:
+            self._serving.process.send_signal(signal.SIGSTOP)
+            self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        if self._serving is not None and self.alive:
+            self._serving.process.send_signal(signal.SIGCONT)
 
     def order_death(self, point: Point) -> None:
         draft = self._order.with_suffix(".draft")
@@ -220,7 +241,10 @@ async def site() -> AsyncIterator[Site]:
         await here.accounts.ensure_defaults()
         for number in range(GATEWAYS):
             way = await stack.enter_async_context(CommitCutter(postgres.port))
-            gateway = Gateway(number, directory / f"gateway-{number}", way, redis.url, provider.base_url)
+            to_postgres = await stack.enter_async_context(Relay(way.port))
+            to_redis = await stack.enter_async_context(Relay(redis.port))
+            place = directory / f"gateway-{number}"
+            gateway = Gateway(number, place, way, to_postgres, to_redis, provider.base_url)
             here.gateways.append(gateway)
             stack.push_async_callback(gateway.close)
         await here.revive()

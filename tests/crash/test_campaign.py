@@ -11,8 +11,9 @@ from gateway.core.budget import OnExceed
 from gateway.crash import Point
 from tests.crash.campaign import Evidence, play
 from tests.crash.checker import Violation, Wrong
-from tests.crash.plan import POINTS, Round, plan
+from tests.crash.plan import POINTS, Fault, Round, What, plan
 from tests.crash.site import site
+from tests.support.relay import Break
 
 #: A death between a settlement's COMMIT and its answer, with an outage of Postgres; and deaths of those who reap.
 SEEDS = {8: Point.SETTLE_AFTER_COMMIT, 14: Point.REAP_BEFORE_COMMIT}
@@ -41,7 +42,21 @@ GUARDS: dict[Wrong, Callable[[Evidence], None]] = {
 }
 
 
-async def test_two_rounds_lose_double_and_overspend_nothing() -> None:
+#: A process that stands still, and networks that break, all at once.
+STANDSTILL = (
+    Fault(What.PAUSE, 0.2, gateway=0, lasts_s=0.8),
+    Fault(What.POSTGRES_WAY, 0.2, gateway=1, lasts_s=1.0, how=Break.SILENT),
+    Fault(What.POSTGRES_WAY, 0.3, gateway=2, lasts_s=0.2, how=Break.CUT),
+    Fault(What.REDIS_WAY, 0.1, gateway=2, lasts_s=0.5, how=Break.SILENT),
+)
+
+
+def test_two_of_32_seeds_stand_still_past_their_lease() -> None:
+    past = [(r.seed, f.what) for r in map(plan, range(64)) for f in r.faults if f.past_lease]
+    assert past == [(3, What.PAUSE), (19, What.POSTGRES_WAY), (35, What.PAUSE), (51, What.POSTGRES_WAY)]
+
+
+async def test_three_rounds_lose_double_and_overspend_nothing() -> None:
     violations: list[Violation] = []
     missed: list[Point] = []
     async with site() as here:
@@ -56,6 +71,10 @@ async def test_two_rounds_lose_double_and_overspend_nothing() -> None:
                 doctored = deepcopy(played.evidence)
                 doctor(doctored)
                 assert wrong in {v.wrong for v in doctored.judged()}
+        played = await play(here, Round(2, STANDSTILL, calls=80, at_once=24, leaving=0.1))
+        violations += played.violations
+        assert here.gateways[1].to_postgres.held > 0
+        assert here.gateways[2].to_postgres.cut > 0
         # A budget that only warns is no guard, and that shows.
         calm = Round(1, (), calls=40, at_once=16, leaving=0.0)
         unguarded = await play(here, calm, tight_nano_usd=20_000_000, on_exceed=OnExceed.WARN)
