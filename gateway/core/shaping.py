@@ -159,8 +159,8 @@ class Shaper:
         self._mark(request, rule, lineage, outline, tools, draft)
         if tail:
             draft.splices = relocation.merged(draft.splices, tail)
-            if draft.at_the_end:
-                _hold(rule, lineage, draft)
+        if draft.at_the_end or not tail:
+            _hold(rule, lineage, draft)
         return self._keyed(request, rule, draft)
 
     def task_of(self, scope: Scope, operation: Operation, facts: Facts, body: bytes) -> str:
@@ -503,7 +503,7 @@ def _hold(rule: CacheRule, lineage: Lineage, draft: _Draft) -> None:
     they stay the same they stay there, so that the next step finds it."""
     last = len(lineage.keys) - 1
     marked = not rule.implicit_breakpoints or any(mark.segment == last for mark in draft.marks)
-    lineage.held = None if marked else (last, said_to(lineage, last), draft.moved)
+    lineage.held = None if marked or not draft.moved else (last, said_to(lineage, last), draft.moved)
 
 
 def _decides_itself(request: Request) -> bool:

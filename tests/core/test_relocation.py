@@ -340,3 +340,27 @@ def test_at_the_demo_provider_a_clock_costs_the_history_at_safe_and_nothing_at_r
         assert reads[Level.SAFE] == [0] * 6
         assert [r > 0 for r in reads[Level.RELOCATE]] == [False, *[True] * 5], model
         assert reads[Level.RELOCATE][-1] > 4_096
+
+
+def test_moved_lines_stay_behind_an_end_that_takes_no_mark_as_long_as_they_stay_the_same() -> None:
+    """OpenAI marks the end by itself, and an empty result takes no mark of ours in front of what moves."""
+    played = Played("demo-fast", Level.RELOCATE)
+    direct = Played("demo-fast")
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "Fix it. " * 2_000}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "t", "function": {"name": "f"}}]}
+    reads = []
+    for clock, result in (
+        ("9:14", ""),
+        ("9:15", ""),
+        ("9:15", "ok"),
+        ("9:15", ""),
+        ("9:14", "ok"),
+        ("9:15", "ok"),
+    ):
+        body = compact({"model": "m", "messages": [{"role": "system", "content": system(clock)}, *turns]})
+        splits = [p.send(Operation.CHAT, body) for p in (direct, played)]
+        reads.append(splits[1].cache_read - splits[0].cache_read)
+        turns += [call, {"role": "tool", "tool_call_id": "t", "content": result}]
+        where = [m["content"] for m in json.loads(played.sent)["messages"][2:] if m["role"] == "system"]
+        assert where == ([] if clock == "9:14" else [NOW])
+    assert [read >= 0 for read in reads] == [True] * 6
