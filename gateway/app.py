@@ -393,13 +393,12 @@ class App:
 
     def _edge(self, world: World) -> Edge:
         settings = self.settings
+        write: Callable[[dict[str, object]], None] | None = None
         if self._write_access and settings.log_level in (LogLevel.DEBUG, LogLevel.INFO):
             log = AccessLog(sys.stdout)
             log.start()
             self._stack.callback(log.close)
-            write: Callable[[dict[str, object]], None] | None = log.write
-        else:
-            write = None
+            write = log.write
         artifacts = world.shaper.artifacts
         shared = None if self._replicas is None else self._replicas.artifacts
         if shared is not None:
@@ -425,6 +424,7 @@ class App:
                 on_change=self.store_changed,
             ),
             prefix=self._explained(),
+            traced=self._traces is not None,
             artifacts=own_or_shared(artifacts.text, None if shared is None else shared.text),
         )
         self.metrics.gauge(
@@ -452,25 +452,24 @@ class App:
             )
         if done.error and is_refusal(done.error):
             self.metrics.refusal(done.error)
-        if write is None:
-            return
-        write(
-            {
-                "request_id": done.request_id,
-                "method": done.method,
-                "path": done.path,
-                "status": status,
-                "key_id": done.key_id,
-                "task_id": done.task_id,
-                "client": done.client,
-                "deployment": done.deployment,
-                "error": done.error,
-                "bytes_in": done.bytes_in,
-                "bytes_out": done.bytes_out,
-                "duration_ms": round(duration_s * 1e3, 2),
-                "overhead_ms": round(overhead_s * 1e3, 2),
-            }
-        )
+        if write is not None:
+            write(
+                {
+                    "request_id": done.request_id,
+                    "method": done.method,
+                    "path": done.path,
+                    "status": status,
+                    "key_id": done.key_id,
+                    "task_id": done.task_id,
+                    "client": done.client,
+                    "deployment": done.deployment,
+                    "error": done.error,
+                    "bytes_in": done.bytes_in,
+                    "bytes_out": done.bytes_out,
+                    "duration_ms": round(duration_s * 1e3, 2),
+                    "overhead_ms": round(overhead_s * 1e3, 2),
+                }
+            )
 
     async def _scraped(self, accept: str) -> tuple[str, bytes]:
         families = self.metrics.read() if self._peers is None else await self._peers.families()

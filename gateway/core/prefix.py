@@ -161,10 +161,13 @@ def anchor(segments: Sequence[Segment]) -> int:
 
     Aider ends each request with a reminder in the system role and moves it behind the next user message.
     """
-    end = len(segments)
-    while end and segments[end - 1].kind == "message" and _is_system(segments[end - 1].raw):
-        end -= 1
-    return end if end and segments[end - 1].kind == "message" else len(segments)
+    for end in range(len(segments), 0, -1):
+        last = segments[end - 1]
+        if last.kind != "message":
+            break
+        if not _is_system(last.raw):
+            return end
+    return len(segments)
 
 
 def longest(known: Container[bytes], links: Sequence[bytes]) -> int:

@@ -112,7 +112,10 @@ class EdgeOptions:
 
 
 class Edge:
-    """`readiness` lists reasons why traffic should go elsewhere; empty = ready. Without `tasks` none are declared."""
+    """`readiness` lists reasons why traffic should go elsewhere; empty = ready. Without `tasks` none are declared.
+
+    `traced`: somebody will ask a request's `Steps` for its spans.
+    """
 
     def __init__(
         self,
@@ -127,11 +130,13 @@ class Edge:
         tasks: TaskDesk | None = None,
         prefix: PrefixDesk | None = None,
         artifacts: FindArtifact | None = None,
+        traced: bool = False,
     ) -> None:
         self._gateway = gateway
         self._tasks = tasks
         self._prefix = prefix
         self._artifacts = artifacts
+        self._traced = traced
         self._options = options
         self._monotonic = monotonic
         self._new_request_id = new_request_id
@@ -201,7 +206,7 @@ class Edge:
             pass
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        steps = Steps(self._monotonic)
+        steps = Steps(self._monotonic, keep=self._traced)
         headers, connection = request.headers, request.protocol
         done = Done(self._new_request_id(), request.method, request.path, steps, headers.get("traceparent"))
         target = resolve(request.rel_url.raw_path, "anthropic-version" in headers)

@@ -26,10 +26,12 @@ class Steps:
     A stage that runs twice (a retried call) is marked twice and shows up twice.
     """
 
-    __slots__ = ("_clock", "_marks", "_paused_at_s", "_paused_s", "started_s")
+    __slots__ = ("_clock", "_keep", "_marks", "_paused_at_s", "_paused_s", "started_s")
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], *, keep: bool = True) -> None:
+        """Not to `keep` them, marks are forgotten at once: nobody will ask for `spans`."""
         self._clock = monotonic
+        self._keep = keep
         self._marks: list[tuple[str, float]] = []
         self._paused_s = 0.0
         self._paused_at_s = -1.0
@@ -37,7 +39,8 @@ class Steps:
 
     def mark(self, name: str) -> None:
         """Stage `name` ends now; it began at the mark before, or at the start."""
-        self._marks.append((name, self._clock()))
+        if self._keep:
+            self._marks.append((name, self._clock()))
 
     def pause(self) -> None:
         """From now on the gateway waits for somebody else: the upstream, or the client's body."""

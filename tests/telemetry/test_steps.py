@@ -57,3 +57,9 @@ def test_unpaired_pauses_do_no_harm() -> None:
 
     assert steps.gateway_s() == 0.0
     assert steps.elapsed_s() == 2.0
+
+
+def test_marks_that_nobody_will_ask_for_are_not_kept() -> None:
+    steps = Steps(HandClock(), keep=False)
+    steps.mark("read")
+    assert steps.spans() == ()

@@ -96,12 +96,8 @@ class Segments(Sequence[Segment]):
     def __getitem__(self, at: int | slice) -> Segment | Sequence[Segment]:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
-        index = at + len(self.keys) if at < 0 else at
-        if not 0 <= index < len(self.keys):
-            raise IndexError(at)
-        if index < len(self._head):
-            return self._head[index]
-        return self._message(index)
+        index = range(len(self.keys))[at]
+        return self._head[index] if index < len(self._head) else self._message(index)
 
     def _message(self, index: int) -> Segment:
         n = index - len(self._head)

@@ -179,21 +179,23 @@ def plain_members(text: bytes) -> dict[str, Span] | None:
 
     Text that equals its members, each once, joined like that has them nowhere else: no walk is needed.
     """
+    values = _ALL.decode(text)
+    if not values:
+        return None
+    colon, comma = b'": ', b', "'
+    if not text.startswith(colon, 2 + len(next(iter(values)).encode())):
+        colon, comma = b'":', b',"'
     found: dict[str, Span] = {}
-    pieces: list[bytes] = []
-    opening, colon, comma = b'{"', b'": ', b', "'
-    at = 0
-    for name, raw in _ALL.decode(text).items():
-        key, value = name.encode(), bytes(raw)
-        if not at and not text.startswith(colon, 2 + len(key)):
-            colon, comma = b'":', b',"'
-        pieces += (opening, key, colon, value)
-        start = at + len(opening) + len(key) + len(colon)
-        at = start + len(value)
-        found[name] = (start, at)
-        opening = comma
-    pieces.append(b"}")
-    return found if b"".join(pieces) == text else None
+    written: list[bytes] = []
+    start, gap = 2, len(comma)
+    for name, raw in values.items():
+        value = bytes(raw)
+        member = name.encode() + colon + value
+        end = start + len(member)
+        found[name] = (end - len(value), end)
+        written.append(member)
+        start = end + gap
+    return found if b'{"%b}' % comma.join(written) == text else None
 
 
 def _value_end(text: bytes, start: int, value: Raw) -> int | None:
