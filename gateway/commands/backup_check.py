@@ -79,6 +79,14 @@ async def _ledger(database: Database) -> list[Finding]:
             "every hour is the sum of its entries",
         ),
         _fits(
+            "sums by team",
+            [
+                f"{moment(t.hour_ms)}, team {t.team_id}: entries say {t.attempts:+} attempts, {dollars(t.cost_nano_usd)} more"
+                for t in found.teams
+            ],
+            "every hour of a team is the sum of its entries",
+        ),
+        _fits(
             "tasks",
             [
                 f"{t.task_id}: {dollars(t.cost_nano_usd)}, entries say {dollars(t.by_entries_nano_usd)}"

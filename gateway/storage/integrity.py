@@ -10,21 +10,24 @@ from gateway.storage.transact import Fetch, Sql, StoreDown, Tx
 
 #: The largest tables take their time.
 READ_TIMEOUT_S = 1_800.0
-_OF_ENTRIES = (
-    "(SELECT at_ms / 3600000 * 3600000 AS hour_ms, "
-    "count(CASE WHEN kind <> 'correct' THEN 1 END) AS n, CAST(sum(amount_nano_usd) AS BIGINT) AS cost, "
-    "CAST(sum(list_cost_nano_usd) AS BIGINT) AS list_cost FROM ledger GROUP BY 1)"
-)
-_OF_SUMS = (
-    "(SELECT hour_ms, CAST(sum(attempts) AS BIGINT) AS n, CAST(sum(cost_nano_usd) AS BIGINT) AS cost, "
-    "CAST(sum(list_cost_nano_usd) AS BIGINT) AS list_cost FROM usage_hour GROUP BY 1)"
-)
-_HOURS = Sql(
-    "SELECT hour_ms, CAST(sum(n) AS BIGINT), CAST(sum(cost) AS BIGINT), CAST(sum(list_cost) AS BIGINT) FROM ("  # noqa: S608
-    f"SELECT hour_ms, n, cost, list_cost FROM {_OF_ENTRIES} e "
-    f"UNION ALL SELECT hour_ms, -n, -cost, -list_cost FROM {_OF_SUMS} u) d "
-    "GROUP BY hour_ms HAVING sum(n) <> 0 OR sum(cost) <> 0 OR sum(list_cost) <> 0 ORDER BY hour_ms"
-)
+
+
+def _off(table: str, groups: str) -> Sql:
+    """Hours of `table` that are not the sums of their entries, in each of its `groups`: how much more the entries say."""
+    keys = f"hour_ms{groups}"
+    return Sql(
+        f"SELECT {keys}, CAST(sum(n) AS BIGINT), CAST(sum(cost) AS BIGINT), CAST(sum(list_cost) AS BIGINT) FROM ("  # noqa: S608
+        f"SELECT at_ms / 3600000 * 3600000 AS hour_ms{groups}, count(CASE WHEN kind <> 'correct' THEN 1 END) AS n, "
+        "sum(amount_nano_usd) AS cost, sum(list_cost_nano_usd) AS list_cost FROM ledger "
+        f"GROUP BY at_ms / 3600000 * 3600000{groups} "
+        f"UNION ALL SELECT {keys}, -sum(attempts), -sum(cost_nano_usd), -sum(list_cost_nano_usd) FROM {table} "
+        f"GROUP BY {keys}) d "
+        f"GROUP BY {keys} HAVING sum(n) <> 0 OR sum(cost) <> 0 OR sum(list_cost) <> 0 ORDER BY {keys}"
+    )
+
+
+_HOURS = _off("usage_hour", "")
+_TEAMS = _off("team_hour", ", tenant_id, team_id")
 _TASKS = Sql(
     "SELECT t.task_id, t.cost_nano_usd, CAST(coalesce(sum(l.amount_nano_usd), 0) AS BIGINT) FROM task t "
     "LEFT JOIN ledger l ON l.task_id = t.task_id GROUP BY t.task_id, t.cost_nano_usd "
@@ -50,6 +53,18 @@ class HourOff:
     """An hour whose sums are not those of its entries: how much more the entries say."""
 
     hour_ms: int
+    attempts: int
+    cost_nano_usd: int
+    list_cost_nano_usd: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeamOff:
+    """The same of one team."""
+
+    hour_ms: int
+    tenant_id: str
+    team_id: str
     attempts: int
     cost_nano_usd: int
     list_cost_nano_usd: int
@@ -82,6 +97,7 @@ class Integrity:
     both: tuple[str, ...]
     neither: tuple[str, ...]
     hours: tuple[HourOff, ...]
+    teams: tuple[TeamOff, ...]
     tasks: tuple[TaskOff, ...]
 
 
@@ -99,5 +115,6 @@ def _examine() -> Tx[Integrity]:
     both = tuple(row[0] for row in (yield Fetch(_BOTH)))
     neither = tuple(row[0] for row in (yield Fetch(_NEITHER)))
     hours = tuple(HourOff(*row) for row in (yield Fetch(_HOURS)))
+    teams = tuple(TeamOff(*row) for row in (yield Fetch(_TEAMS)))
     tasks = tuple(TaskOff(*row) for row in (yield Fetch(_TASKS)))
-    return Integrity(entries, newest_at_ms, holds, both, neither, hours, tasks)
+    return Integrity(entries, newest_at_ms, holds, both, neither, hours, teams, tasks)

@@ -1,6 +1,7 @@
 """What was used and what it cost, by any of a few dimensions; and the ledger's entries themselves.
 
-Everything but tasks comes from the hourly sums that the settling transaction writes, tasks from the entries.
+All of it comes from the sums that the settling transaction writes, by the hour and of each task, but for what those
+do not tell apart: tasks within a time or beside other dimensions, and their misses. These come from the entries.
 Times are those of the attempts' starts. All raise `Unavailable` when the store is down.
 """
 
@@ -20,6 +21,8 @@ from gateway.storage.transact import Fetch, Row, Sql, Tx
 
 _DAY_MS = 86_400_000
 _HOUR_MS = 3_600_000
+#: What ends here ends never: milliseconds, and still within a BIGINT when widened to full hours.
+_FOR_EVER_MS = 2**50
 #: What a report may be grouped by -> the column, in usage_hour and in ledger.
 DIMENSIONS: Mapping[str, str] = {
     "tenant": "tenant_id",
@@ -58,12 +61,18 @@ class UsageRow:
 async def usage(
     database: Database, *, by: Sequence[str], from_ms: int, to_ms: int, team_id: str = "", key_id: str = ""
 ) -> list[UsageRow]:
-    """Sums over [from, to), widened to full hours, grouped by any of DIMENSIONS; the costliest group first."""
+    """Sums over [from, to), grouped by any of DIMENSIONS; the costliest group first.
+
+    Widened to full hours, unless tasks are among the groups. A task that was never called has no row.
+    """
     unknown = [name for name in by if name not in DIMENSIONS]
     if unknown:
         raise InvalidRequest(
             f"cannot group by {', '.join(unknown)}; choose from {', '.join(DIMENSIONS)}", param="by"
         )
+    ever = from_ms <= 0 and to_ms >= _FOR_EVER_MS and not team_id and not key_id
+    if tuple(by) == ("task",) and ever:
+        return [_usage_row(row, 1) for row in await _fetch(database, _TASKS)]
     sql = Sql(_usage_sql(by, "task" in by))
     first_ms = from_ms // _HOUR_MS * _HOUR_MS
     end_ms = -(-to_ms // _HOUR_MS) * _HOUR_MS
@@ -114,13 +123,21 @@ async def misses(
     key_id: str = "",
     task_id: str = "",
 ) -> list[MissRow]:
-    """Misses over [from, to), grouped by any of DIMENSIONS but "tier" and by their cause; the costliest first."""
-    unknown = [name for name in by if name not in DIMENSIONS or name == "tier"]
+    """Misses over [from, to), grouped by any of DIMENSIONS and by their cause; the costliest first.
+
+    Of a task or by tasks: as long as misses are kept, and not by "tier". Else of all time, widened to full hours.
+    """
+    of_tasks = bool(task_id) or "task" in by
+    known = [name for name in DIMENSIONS if name != "tier" or not of_tasks]
+    unknown = [name for name in by if name not in known]
     if unknown:
-        known = ", ".join(name for name in DIMENSIONS if name != "tier")
-        raise InvalidRequest(f"cannot group by {', '.join(unknown)}; choose from {known}", param="by")
-    args = (from_ms, to_ms, team_id, key_id, task_id, tenant_id)
-    found = await _fetch(database, Sql(_misses_sql(by)), *args)
+        raise InvalidRequest(
+            f"cannot group by {', '.join(unknown)}; choose from {', '.join(known)}", param="by"
+        )
+    if not of_tasks:
+        from_ms, to_ms = from_ms // _HOUR_MS * _HOUR_MS, -(-to_ms // _HOUR_MS) * _HOUR_MS
+    args = (from_ms, to_ms, team_id, key_id, tenant_id, *((task_id,) if of_tasks else ()))
+    found = await _fetch(database, Sql(_misses_sql(by, of_tasks)), *args)
     return [MissRow(tuple(row[: len(by)]), *row[len(by) :]) for row in found]
 
 
@@ -215,17 +232,25 @@ def _sum(expression: str) -> str:
     return f"CAST(coalesce(sum({expression}), 0) AS BIGINT)"
 
 
-def _misses_sql(by: Sequence[str]) -> str:
-    columns = [f"at_ms / {_DAY_MS} * {_DAY_MS}" if name == "day" else DIMENSIONS[name] for name in by]
+def _misses_sql(by: Sequence[str], of_tasks: bool) -> str:
+    at = "at_ms" if of_tasks else "hour_ms"
+    columns = [f"{at} / {_DAY_MS} * {_DAY_MS}" if name == "day" else DIMENSIONS[name] for name in by]
     groups = ", ".join(str(i + 1) for i in range(len(by) + 1))
-    sums = ["cause", "count(*)", _sum("lost_tokens"), _sum("lost_nano_usd")]
+    attempts = "count(*)" if of_tasks else _sum("attempts")
+    of_task = "AND ($6 = '' OR task_id = $6) " if of_tasks else ""
+    sums = ["cause", attempts, _sum("lost_tokens"), _sum("lost_nano_usd")]
     return (
-        f"SELECT {', '.join(columns + sums)} FROM prefix_miss "  # noqa: S608
-        "WHERE at_ms >= $1 AND at_ms < $2 AND ($3 = '' OR team_id = $3) AND ($4 = '' OR key_id = $4) "
-        f"AND ($5 = '' OR task_id = $5) AND ($6 = '' OR tenant_id = $6) GROUP BY {groups} ORDER BY {len(by) + 4} DESC, {groups}"
+        f"SELECT {', '.join(columns + sums)} FROM {'prefix_miss' if of_tasks else 'miss_hour'} "  # noqa: S608
+        f"WHERE {at} >= $1 AND {at} < $2 AND ($3 = '' OR team_id = $3) AND ($4 = '' OR key_id = $4) "
+        f"AND ($5 = '' OR tenant_id = $5) {of_task}"
+        f"GROUP BY {groups} ORDER BY {len(by) + 4} DESC, {groups}"
     )
 
 
+_TASKS = Sql(
+    "SELECT task_id, attempts, errors, retries, retries_cost_nano_usd, cost_nano_usd, list_cost_nano_usd, "  # noqa: S608
+    f"{', '.join(TOKEN_COLUMNS)} FROM task WHERE attempts > 0 ORDER BY cost_nano_usd DESC, task_id"
+)
 _TASK_COSTS = Sql("SELECT cost_nano_usd, list_cost_nano_usd FROM task WHERE task_id = $1")
 _EXPLANATIONS = Sql("SELECT attempt_id, detail FROM prefix_miss WHERE request_id = $1 ORDER BY at_ms")
 _explanation = msgspec.json.Decoder(Explanation)

@@ -52,11 +52,16 @@ async def test_a_sound_one_fits_together_and_says_what_was_under_way(store: str,
             "40000007 posted, entries say 40000000",
         ),
         ("UPDATE usage_hour SET cost_nano_usd = 0", {"hourly sums"}, "entries say +0 attempts, $0.04 more"),
+        (
+            "UPDATE team_hour SET attempts = 3, cost_nano_usd = 0",
+            {"sums by team"},
+            "team default: entries say -1 attempts, $0.04 more",
+        ),
         ("UPDATE task SET cost_nano_usd = 0", {"tasks"}, "entries say $0.04"),
         ("DELETE FROM audit WHERE action = 'budget.set'", {"audit trail"}, ""),
         (
             "DELETE FROM ledger WHERE attempt_id = '{ended}'",
-            {"budgets", "hourly sums", "tasks", "ended attempts"},
+            {"budgets", "hourly sums", "sums by team", "tasks", "ended attempts"},
             "attempts that ended without an entry: {ended}",
         ),
         (

@@ -11,6 +11,7 @@ from gateway.storage.reports import MissRow
 from gateway.storage.settlement import Ending
 from tests.storage.worlds import NOON_MS, attempt, opened, outcome, reserve
 
+HOUR_MS = 3_600_000
 TOOLS = Explanation(
     Verdict.MISS, Cause.TOOLS_REORDERED, "tools", 1, 120, "", 5_000, 0, 4_000, 4_000, 12_000, "req_0", 9_000
 )
@@ -45,11 +46,14 @@ async def test_an_explanation_is_written_with_its_entry_and_counted_by_cause(
             MissRow((), "tools_reordered", 1, 4_000, 12_000),
             MissRow((), "expired", 1, 10, 30),
         ]
-        assert await reports.misses(database, by=("day", "model"), to_ms=NOON_MS) == []
+        assert await reports.misses(database, by=("day", "model"), to_ms=NOON_MS - HOUR_MS) == []
+        assert await reports.misses(database, by=(), task_id="task_b", to_ms=NOON_MS) == []
+        by_team = await reports.misses(database, by=("team", "tier"))
 
         assert await ledger.forget_misses(2**42) == 0
         assert await ledger.forget_misses(0) == 3
         assert await reports.misses(database, by=("task",)) == []
+        assert await reports.misses(database, by=("team", "tier")) == by_team != []
 
 
 async def test_an_explanation_waits_in_the_journal_with_its_settlement(tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def row(
     return UsageRow(group, attempts, errors, errors, retries_cost, cost, cost * 3, tokens)
 
 
+async def test_tasks_of_all_time_are_read_from_their_own_rows(played: Database) -> None:
+    ever = await reports.usage(played, by=("task",), from_ms=0, to_ms=2**50)
+    assert ever == await usage(played, "task")
+    await run(played, "UPDATE task SET errors = 2 WHERE task_id = 'task_b'")
+    ever = await reports.usage(played, by=("task",), from_ms=0, to_ms=2**50)
+    assert [found.errors for found in ever] == [0, 2]
+
+
 async def usage(database: Database, *by: str, days: tuple[int, int] = (0, 2)) -> list[UsageRow]:
     start, end = (MIDNIGHT_MS + d * DAY_MS for d in days)
     return await reports.usage(database, by=by, from_ms=start, to_ms=end)
