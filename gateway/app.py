@@ -433,7 +433,7 @@ class App:
         return edge
 
     def _explained(self) -> Explained:
-        return Explained(self.database, self.settings.catalog, self.settings.cache_rules)
+        return Explained(self.database, lambda: self.settings.catalog, lambda: self.settings.cache_rules)
 
     def _done(self, write: Callable[[dict[str, object]], None] | None, done: Done) -> None:
         status = 499 if done.client_gone and not done.status else done.status

@@ -49,6 +49,7 @@ class Overlay:
         self._stored = Stored()
         self._woken = asyncio.Event()
         self._turning = asyncio.Lock()
+        self.writing = asyncio.Lock()
         self._taken_over = 0
         #: why what is written is not in force here, "" if it is
         self.trouble = ""

@@ -31,6 +31,7 @@ from gateway.admin.records import listed
 from gateway.admin.route import PAGED, Route
 from gateway.admin.schemas import In
 from gateway.admin.shown import InstantOut, Out, SourceOut, shown
+from gateway.admin.store import Registry
 from gateway.core.config_overlay import (
     Document,
     Documents,
@@ -157,17 +158,20 @@ async def _change(
     await overlay.turn()
     tried: list[Configured | None] = []
 
-    async def act(registry: Any) -> Documents:
+    async def act(registry: Registry) -> Documents:
+        async with overlay.writing:
+            return await attempt(registry)
+
+    async def attempt(registry: Registry) -> Documents:
         await registry.expect_new()
         for _ in range(TRIES):
-            stored: Stored = await registry.documents()
+            stored = await registry.documents()
             writes = plan(stored)
             tried.append(await _tried(overlay, stored, writes, prefixes or {}))
             try:
-                done: Documents = await registry.write_documents(stored.stamp, writes)
+                return await registry.write_documents(stored.stamp, writes)
             except Moved:
                 continue
-            return done
         raise Problem(409, "Others change the configuration at this moment; send it again.")
 
     reply = await call.change(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -144,6 +145,11 @@ class Tried(NamedTuple):
 
 class Overlay(Protocol):
     """Documents that are laid over the files."""
+
+    @property
+    def writing(self) -> asyncio.Lock:
+        """Held from trying to writing: within this process nobody has to try twice."""
+        ...
 
     @property
     def trouble(self) -> str:

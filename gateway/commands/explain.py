@@ -14,7 +14,8 @@ from gateway.storage.explained import Explained
 def explain(path: Path | None, request_id: str, as_json: bool) -> int:
     async def act(desk: Desk) -> dict[str, Any]:
         settings, _ = await overlay.examine(path, desk.settings)
-        return await Explained(desk.database, settings.catalog, settings.cache_rules).request(request_id)
+        explained = Explained(desk.database, lambda: settings.catalog, lambda: settings.cache_rules)
+        return await explained.request(request_id)
 
     found = at_desk(path, act)
     if as_json:

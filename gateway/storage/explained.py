@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gateway.core.cache_rules import CacheRules
@@ -23,9 +24,11 @@ _ID_CHARS_MAX = 200
 class Explained:
     """`catalog` and `rules` tell what the cache of a deployment does. Raises `Unavailable` when the store is down."""
 
-    def __init__(self, database: Database, catalog: Catalog, rules: CacheRules) -> None:
+    def __init__(
+        self, database: Database, catalog: Callable[[], Catalog], rules: Callable[[], CacheRules]
+    ) -> None:
         self._database = database
-        self._deployments = {d.name: d for d in catalog.deployments}
+        self._catalog = catalog
         self._rules = rules
 
     async def request(self, request_id: str, key: KeyRecord | None = None) -> dict[str, Any]:
@@ -35,6 +38,7 @@ class Explained:
         entries = await self._entries(request_id, key)
         misses = await reports.explanations(self._database, request_id)
         now_ms = self._database.clock.now_ms()
+        deployments = {d.name: d for d in self._catalog().deployments}
         return {
             "object": "request.prefix",
             "request_id": request_id,
@@ -43,7 +47,7 @@ class Explained:
                 attempt_report(
                     e,
                     misses.get(e["attempt_id"]),
-                    rules_for(self._rules, self._deployments.get(e["deployment"]), e["at_ms"]),
+                    rules_for(self._rules(), deployments.get(e["deployment"]), e["at_ms"]),
                     kept=now_ms - e["at_ms"] < KEEP_MISSES_MS,
                 )
                 for e in entries

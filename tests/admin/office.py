@@ -165,7 +165,7 @@ async def _office(url: str, folder: Path) -> AsyncIterator[Office]:
         readiness=lambda: it.reasons,
         metrics=_scraped,
         registry=lambda admin, once: Registry(database, admin, pepper=PEPPER, once=once),
-        prefix=Explained(database, CATALOG, CacheRules()).request,
+        prefix=Explained(database, lambda: CATALOG, CacheRules).request,
         misses=partial(reports.misses, database),
         tasks=lambda actor: Tasks(database, actor=actor, pepper=PEPPER),
         on_change=lambda: it.changes.append("changed"),
