@@ -36,17 +36,17 @@ def extend(threads: Threads, turns: Sequence[Turn], now_ms: int) -> Threads:
     if not turns:
         return threads
     marks = [turn.mark for turn in turns]
-    known = [[seen.turn.mark for seen in ring] for ring in threads]
     for i, ring in enumerate(threads):
-        if same := _overlap(known[i], marks):
+        if same := _overlap(ring, marks):
             grown = (*ring, *_dated(turns[same:], ring[-1].at_ms, now_ms))
             return (grown[-TURNS_KEPT:], *threads[:i], *threads[i + 1 :])
+    shown = set(marks)
     for i, ring in enumerate(threads):
-        if not set(known[i]).isdisjoint(marks):
+        if not shown.isdisjoint([seen.turn.mark for seen in ring]):
             return (_went_back(ring, turns, now_ms)[-TURNS_KEPT:], *threads[:i], *threads[i + 1 :])
     last = threads[0] if threads else ()
     # Clients that give their calls new ids each time, and the first turn after a compaction.
-    same = _overlap([seen.turn.sign for seen in last], [turn.sign for turn in turns])
+    same = _alike([seen.turn.sign for seen in last], [turn.sign for turn in turns])
     if same:
         renamed = tuple(
             Seen(turn, seen.at_ms, seen.forgiven)
@@ -59,7 +59,16 @@ def extend(threads: Threads, turns: Sequence[Turn], now_ms: int) -> Threads:
     return (begun[-TURNS_KEPT:], *threads)[:THREADS_KEPT]
 
 
-def _overlap(known: Sequence[bytes], shown: Sequence[bytes]) -> int:
+def _overlap(ring: Ring, marks: Sequence[bytes]) -> int:
+    """How many of the last turns of a ring are the first shown."""
+    last = ring[-1].turn.mark
+    for n in range(min(len(ring), len(marks)), 0, -1):
+        if marks[n - 1] == last and [seen.turn.mark for seen in ring[-n:]] == marks[:n]:
+            return n
+    return 0
+
+
+def _alike(known: Sequence[bytes], shown: Sequence[bytes]) -> int:
     """How many of the last known are the first shown."""
     for n in range(min(len(known), len(shown)), 0, -1):
         if known[-n:] == shown[:n]:
@@ -131,7 +140,7 @@ def _waits(seen: Seen, polling: Polling) -> bool:
 
 
 class Failures(NamedTuple):
-    """Among the turns with calls: failures at the end, and failures among the last `of`."""
+    """Among the turns with calls: failures at the end, and failures among the last `of`; 0 of 0 if nothing failed."""
 
     in_row: int
     failed: int
@@ -139,7 +148,12 @@ class Failures(NamedTuple):
     since: Seen | None  # the first of those in a row
 
 
+_NO_FAILURES = Failures(0, 0, 0, None)
+
+
 def failures(ring: Ring, window: int) -> Failures:
+    if True not in [seen.turn.failed for seen in ring]:
+        return _NO_FAILURES  # as of almost every request
     in_row = failed = of = 0
     since: Seen | None = None
     for seen in reversed(ring):
