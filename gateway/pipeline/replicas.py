@@ -25,6 +25,8 @@ from gateway.pipeline.exchange import Exchange, OnReplica, World
 _NO_PROMPT = Ask()
 #: By these, engines and other routers let a client say where it goes. None is forwarded, and none is heeded here.
 _STEERING = ("x-replica", "x-data-parallel-rank", "x-vllm-priority")
+#: Ends of an answer that calls tools, in chat completions and messages.
+_CALLS = frozenset({"tool_calls", "function_call", "tool_use"})
 _log = logging.getLogger(__name__)
 #: How an attempt ends that says nothing of its replica: our credential, our fault, or a request that nobody would serve.
 _NOT_ITS_FAULT = frozenset({"client_gone", "upstream_refused", "upstream_auth", "internal"})
@@ -95,6 +97,7 @@ def ended(world: World, on: OnReplica, outcome: Outcome) -> Outcome:
         cached_tokens=usage.cache_read if told and on.group.tells_cached else None,
         output_tokens=usage.output if told else None,
         retry_after_s=on.error.retry_after_s if on.error is not None else None,
+        calls=outcome.finish in _CALLS,
     )
     on.group.fleet.ended(on.attempt_id, end, now_s)
     return replace(outcome, served_by=short_name(on.address))

@@ -42,8 +42,13 @@ def rendered(
         if not isinstance(content, str):
             content = "".join(str(part.get("text") or part.get("content") or "") for part in content)
         calls = "".join(json.dumps(call.get("function")) for call in message.get("tool_calls") or ())
-        parts.append(f"<{message.get('role')}>\n{content}{calls}</>\n")
+        parts.append(_whole(f"<{message.get('role')}>\n{content}{calls}"))
     return ("".join(parts) + ("<assistant>\n" if opens else "")).encode()
+
+
+def _whole(message: str) -> str:
+    """A message ends where a token does, as those do that real templates end with a token of their own."""
+    return message + " " * (-len(message.encode()) % TOKEN_BYTES) + "</>\n"
 
 
 class BlockCache:
@@ -230,7 +235,8 @@ class Engine:
                         if n < len(pieces):
                             await self._held(n)
                     if kept:
-                        text = g.prompt + "".join(pieces).encode()
+                        # The last token was generated, but nobody has computed what comes after it.
+                        text = g.prompt + "".join(pieces[:-1]).encode()
                         whole = self.cache.chain(text, g.salt, g.chain)
                         self.cache.take(whole[len(taken) :])
                         taken = whole

@@ -55,10 +55,10 @@ class Campaign:
     seed: int = 1
     known: set[str] = field(default_factory=set)  # attempts of earlier checks
 
-    async def predictions(self, turns: int) -> Found:
+    async def predictions(self, turns: int, output_tokens: int = _SHORT_TOKENS) -> Found:
         """How often the picker knew, to less than a block, what would be read from the cache."""
         before = self._sums()
-        load = self._load()
+        load = self._load(output_tokens)
         await load.run(self.agents, turns)
         await self.tier.app.quiet()
         made, close, predicted, reported = (n - m for n, m in zip(self._sums(), before, strict=True))

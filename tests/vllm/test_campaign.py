@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.fake_vllm import FakeVllm, Options
-from tests.vllm.campaign import run
+from tests.support.gpu_tier import gpu_tier
+from tests.vllm.campaign import Campaign, run
 from tests.vllm.checks import alike, settled_once
 from tests.vllm.load import Call
 
@@ -36,6 +37,17 @@ async def test_nothing_is_lost_or_doubled_in_front_of_fakes(sqlite_url: str, tmp
         found = await run(tmp_path, sqlite_url, drains, aborts, agents=3, turns=30, again=False)
     assert [(f.name, f.wrong) for f in found] == [(f.name, []) for f in found]
     assert len(found) == 4
+
+
+async def test_predictions_hold_with_answers_of_a_hundred_tokens(sqlite_url: str, tmp_path: Path) -> None:
+    """They are in the next prompt, and in the cache but for what of them does not fill a block."""
+    long = Options(output_tokens=1_000)
+    async with Played(long) as one, Played(long) as other:
+        urls = {"urls": [one.base_url, other.base_url]}
+        async with gpu_tier(sqlite_url, tmp_path, (), source=urls) as tier:
+            await tier.until(lambda: len(tier.rows()) == 2 and all(r.in_use for r in tier.rows().values()))
+            found = await Campaign(tier, (one, other), agents=4).predictions(25, output_tokens=100)
+    assert found.wrong == []
 
 
 async def test_a_fake_is_like_itself_and_not_like_one_that_lacks_a_flag() -> None:

@@ -47,18 +47,18 @@ async def metrics(replica: FakeVllm) -> dict[str, float]:
 
 async def test_whole_blocks_are_read_again_but_for_the_last_and_not_with_another_salt() -> None:
     async with FakeVllm() as replica:
-        assert cached(await chat(replica, "a question")) == (517, 0)
-        assert cached(await chat(replica, "a question")) == (517, 512)
-        assert cached(await chat(replica, "another one")) == (517, 480)
-        assert cached(await chat(replica, "a question", cache_salt="tenant-1")) == (517, 0)
+        assert cached(await chat(replica, "a question")) == (518, 0)
+        assert cached(await chat(replica, "a question")) == (518, 512)
+        assert cached(await chat(replica, "another one")) == (518, 480)
+        assert cached(await chat(replica, "a question", cache_salt="tenant-1")) == (518, 0)
         await replica.restart()
-        assert cached(await chat(replica, "a question")) == (517, 0)
+        assert cached(await chat(replica, "a question")) == (518, 0)
 
 
 async def test_a_prompt_that_ends_with_a_block_has_that_block_computed_anew() -> None:
     async with FakeVllm(Options(block_tokens=2)) as replica:
-        first = await chat(replica, "12345678")
-        again = await chat(replica, "12345678")
+        first = await chat(replica, "1234")
+        again = await chat(replica, "1234")
         assert cached(first)[0] % 2 == 0
         assert cached(again) == (cached(first)[0], cached(first)[0] - 2)
 

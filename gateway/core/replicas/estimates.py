@@ -3,6 +3,12 @@
 Bytes per token are learned for the whole deployment. Where a prompt extends one whose tokens were reported, only what
 is new is estimated; where two prompts only share a beginning (a system prompt), its size is what the first answer
 reported as cached there.
+
+An engine keeps what it has generated, so the next prompt of a conversation reads the last answer from the cache as far
+as its template renders it as it was made. How far that is belongs to the model, not to the answer: all of a text, as a
+rule, but for the last token, which was never computed; nothing where a template drops reasoning or writes tool calls in
+another form. So the few ways in which it can be are held against each report, text and tool calls apart, and the one
+that was right most often lately is believed.
 """
 
 from __future__ import annotations
@@ -22,7 +28,10 @@ _FIRST_WEIGHT_TOKENS = 200.0
 _SIZES = 16_384
 #: A size learned for a shared beginning must be this close to what its bytes say.
 _PLAUSIBLE = 0.5
-_REUSE_RATE = 0.1
+#: How an answer is found in the next prompt: (all of it or nothing, tokens more or less). The first is believed
+#: before anything is known: an engine does not compute the last token that it generates.
+_REREADS = tuple((whole, more) for whole in (True, False) for more in (-1, 0, -2, -3, -4, 1))
+_REREAD_RATE = 0.05
 DEFAULT_BLOCK_TOKENS = 16
 
 
@@ -39,8 +48,9 @@ class Estimates:
         self._tokens = _FIRST_WEIGHT_TOKENS
         self._threads: OrderedDict[int, Placed] = OrderedDict()
         self._sizes: Generations[int, int] = Generations(_SIZES)
-        #: how much of an output the next prompt reads from the cache: templates drop reasoning, or render it anew
-        self._output_reused = 1.0
+        #: how often each of `_REREADS` was right lately; of answers in text, and of those that call tools
+        self._right = tuple([0.5] + [0.0] * (len(_REREADS) - 1) for _ in range(2))
+        self._reread = [0, 0]  # the best of each
 
     @property
     def chars_per_token(self) -> float:
@@ -70,7 +80,8 @@ class Estimates:
 
     def prompt_tokens(self, ask: Ask, past: Placed | None) -> int:
         if past is not None and past.tokens:
-            return max(1, past.tokens + int((ask.prompt_chars - past.chars) / self.chars_per_token))
+            more = int((ask.prompt_chars - past.chars) / self.chars_per_token)
+            return max(1, past.tokens + more, self._reread_tokens(past) + 1)
         return max(1, int(ask.prompt_chars / self.chars_per_token))
 
     def cached_tokens(
@@ -83,7 +94,7 @@ class Estimates:
         if not blocks:
             return 0
         if past is not None and past.tokens and blocks >= past.blocks:
-            found = past.tokens + (past.output_tokens if self._output_reused > 0.5 else 0)
+            found = self._reread_tokens(past)
         elif size := self._sizes.get(ask.chain.links[blocks - 1]):
             found = size
         elif past is not None and past.tokens:
@@ -92,8 +103,31 @@ class Estimates:
             found = int(blocks * self._block_bytes / self.chars_per_token)
         return min(found, prompt_tokens - 1) // block_tokens * block_tokens
 
+    def _reread_tokens(self, past: Placed) -> int:
+        """Up to where the next prompt is what the engine has from the last one and its answer, as far as is known."""
+        whole, more = _REREADS[self._reread[past.calls]]
+        return past.tokens + (past.output_tokens + more if whole and past.output_tokens else min(0, more))
+
+    def _learn_reread(self, past: Placed, cached_tokens: int, block_tokens: int) -> None:
+        """`cached_tokens` were read of a prompt that goes on where the last one and its answer end."""
+        right = self._right[past.calls]
+        blocks = cached_tokens // block_tokens
+        first = (past.tokens + past.output_tokens - 1) // block_tokens
+        if first == past.tokens // block_tokens == blocks:
+            return  # the answer ends in the block in which the prompt did: that tells nothing
+        for n, (whole, more) in enumerate(_REREADS):
+            end = past.tokens + more + (past.output_tokens if whole else 0)
+            right[n] += _REREAD_RATE * ((end // block_tokens == blocks) - right[n])
+        self._reread[past.calls] = right.index(max(right))
+
     def learn(
-        self, ask: Ask, past: Placed | None, blocks: int, prompt_tokens: int, cached_tokens: int | None
+        self,
+        ask: Ask,
+        past: Placed | None,
+        blocks: int,
+        prompt_tokens: int,
+        cached_tokens: int | None,
+        block_tokens: int,
     ) -> None:
         """An answer has reported its prompt's tokens; `blocks` were taken to be cached."""
         chars, links = ask.prompt_chars, ask.chain.links
@@ -105,9 +139,8 @@ class Estimates:
         if not cached_tokens or not blocks:
             return
         if past is not None and past.tokens and blocks >= past.blocks:
-            if past.output_tokens >= 2 * DEFAULT_BLOCK_TOKENS:
-                reused = (cached_tokens - past.tokens) / past.output_tokens
-                self._output_reused += _REUSE_RATE * (min(1.0, max(0.0, reused)) - self._output_reused)
+            if past.output_tokens:
+                self._learn_reread(past, cached_tokens, block_tokens)
         elif blocks < len(links):
             expected = blocks * self._block_bytes * prompt_tokens / chars
             if abs(cached_tokens - expected) <= _PLAUSIBLE * expected:

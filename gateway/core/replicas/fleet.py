@@ -323,12 +323,12 @@ class Fleet:
             return
         replica.prompt_tokens += tokens
         replica.predicted_tokens += pick.predicted_cached_tokens
-        self._estimates.learn(ask, attempt.past, pick.matched_blocks, tokens, cached)
-        self._place(attempt, tokens, end.output_tokens or 0)
+        block = replica.block_tokens or DEFAULT_BLOCK_TOKENS
+        self._estimates.learn(ask, attempt.past, pick.matched_blocks, tokens, cached, block)
+        self._place(attempt, tokens, end.output_tokens or 0, calls=end.calls)
         if cached is None:
             return
         replica.reported_tokens += cached
-        block = replica.block_tokens or DEFAULT_BLOCK_TOKENS
         replica.predictions += 1
         replica.predictions_close += abs(cached - pick.predicted_cached_tokens) < block
         block_chars = self._policy.block_bytes
@@ -346,7 +346,7 @@ class Fleet:
 
     # --- where threads are -------------------------------------------------------------------------------
 
-    def _place(self, attempt: _Attempt, tokens: int, output_tokens: int) -> None:
+    def _place(self, attempt: _Attempt, tokens: int, output_tokens: int, *, calls: bool = False) -> None:
         ask = attempt.ask
         if not ask.thread or not ask.chain.links:
             return
@@ -355,7 +355,7 @@ class Fleet:
         self._estimates.place(
             Placed(
                 *(thread, attempt.replica.address, links[-1], len(links), ask.prompt_chars),
-                *(tokens or attempt.pick.prompt_tokens, output_tokens),
+                *(tokens or attempt.pick.prompt_tokens, output_tokens, calls),
             )
         )
         self._told.pop(thread, None)

@@ -126,6 +126,7 @@ class End:
     cached_tokens: int | None = None
     output_tokens: int | None = None
     retry_after_s: float | None = None
+    calls: bool = False  # the answer calls tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     chars: int
     tokens: int
     output_tokens: int
+    calls: bool = False  # that output calls tools: the next prompt renders them anew, perhaps in another form
 
 
 class Digest(msgspec.Struct, frozen=True, array_like=True):
