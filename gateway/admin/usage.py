@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +36,8 @@ WIDTHS = {Width.HOUR: (24, 168), Width.DAY: (7, 180)}
 ROWS_MAX = 50_000
 #: Rows that are read at once, in a millisecond or two: requests are served by the same process.
 PART_ROWS = 100
-REST_S_MAX = 0.25
+#: How an export rests: so long after each few lines, and so many times as long as reading a part took.
+EXPORT_REST_S, EXPORT_RESTS, EXPORT_REST_S_MAX = 0.005, 8, 0.5
 #: The longest time that one export or list covers.
 RANGE_DAYS_MAX = 3_660
 #: What can be grouped by, with the names that OpenAI's API has for it.
@@ -242,7 +244,7 @@ _Part = Sequence[tuple[int, UsageBucket]]
 async def _parts(call: Call, asked: Asked, *, rests: bool) -> AsyncGenerator[_Part, None]:
     """(end of its bucket, row) of all, at least one part. So many buckets are read at once as have a part's rows.
 
-    `rests`: twice as long as the reading took, so that an export takes a third of a core at most.
+    `rests`: so that an export takes a tenth of a core at most. Each line of it is time in which a request waits.
     """
     begin, at_once = asked.begin_ms, 1
     while begin < asked.end_ms:
@@ -260,10 +262,10 @@ async def _parts(call: Call, asked: Asked, *, rests: bool) -> AsyncGenerator[_Pa
                 at_once = min(2 * at_once, _AT_ONCE_MAX)
             for i in range(0, max(1, len(rows)), TURN_ROWS):
                 yield [(ends[row.start_ms], row) for row in rows[i : i + TURN_ROWS]]
-                await asyncio.sleep(TURN_REST_S * (2 if rests else 1))
+                await asyncio.sleep(EXPORT_REST_S if rests else TURN_REST_S)
             after = rows[-1].place if rows else None
             if rests:
-                await asyncio.sleep(min(REST_S_MAX, 2 * took_s))
+                await asyncio.sleep(min(EXPORT_REST_S_MAX, EXPORT_RESTS * took_s))
         begin = found[-1]
 
 
@@ -441,8 +443,12 @@ def _usage_result(row: UsageBucket, asked: Asked) -> Json:
     }
 
 
+#: All rows of a bucket have the same two.
+_edge = lru_cache(maxsize=64)(instant)
+
+
 def _line(end_ms: int, row: UsageBucket, asked: Asked) -> dict[str, Any]:
-    span = {"start": instant(row.start_ms), "end": instant(end_ms)}
+    span = {"start": _edge(row.start_ms), "end": _edge(end_ms)}
     return {**span, **row.group, **_sums(row), **_included(row, asked)}
 
 
