@@ -46,7 +46,17 @@ def renewed(
                 [Problem(new.file, 0, "demo", "the demo provider starts with the gateway only")]
             )
     if new.catalog.needs_litellm and not old.catalog.needs_litellm and not starting:
-        raise ConfigError([Problem(new.file, 0, "providers", "the first litellm provider needs a restart")])
+        raise ConfigError(
+            [
+                Problem(
+                    new.file,
+                    0,
+                    "providers",
+                    "the first litellm provider needs a restart",
+                    "put it into the file",
+                )
+            ]
+        )
     names = [f.name for f in dataclasses.fields(Settings) if f.name not in _IGNORED]
     changed = [name for name in names if getattr(old, name) != getattr(new, name)]
     live = {name: getattr(new, name) for name in LIVE}

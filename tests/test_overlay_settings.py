@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.catalog import Tier
 from gateway.core.config_overlay import Document, Kind
+from gateway.reload import renewed
 from gateway.settings import ConfigError, Place, Settings, load
 
 FILE = """
@@ -180,3 +181,24 @@ def test_what_does_not_fit_is_told_by_its_resource(read: Read) -> None:
         "admin API: deployment c: aliases[0]: must be text, not a list",
         "admin API: tier small: default: there is one default, and it is fast",
     ]
+
+
+def test_the_demo_makes_way_for_the_first_deployment_and_comes_back_after_the_last(read: Read) -> None:
+    url = "http://127.0.0.1:9/v1"
+    local = Document(Kind.PROVIDER, "local", {"base_url": "http://127.0.0.1:2/v1"})
+    started = read(text="", env={}).with_demo_at(url)
+    without, _ = renewed(started, lambda: read(local, deployment("m", "local"), text="", env={}), url)
+    assert list(without.providers) == ["local"]
+    again, _ = renewed(without, lambda: read(local, text="", env={}), url)
+    assert again.providers["demo"].base_url == url
+    with pytest.raises(ConfigError, match="the demo provider starts with the gateway only"):
+        renewed(without, lambda: read(local, text="", env={}), "")
+
+
+def test_the_first_provider_of_litellm_waits_for_a_restart(read: Read) -> None:
+    bridged = (Document(Kind.PROVIDER, "g", {"wire": "litellm"}), deployment("m", "g"))
+    before = read()
+    with pytest.raises(ConfigError, match="the first litellm provider needs a restart"):
+        renewed(before, lambda: read(*bridged), "")
+    started, _ = renewed(before, lambda: read(*bridged), "", starting=True)
+    assert started.catalog.needs_litellm

@@ -121,7 +121,10 @@ def show(configured: Configured, health: Mapping[str, str], key: Key) -> Json | 
             found = _virtual_model(configured, name)
         case Kind.RULE:
             found = _rule(configured, name)
-    return None if found is None else shown(found)
+    if found is None:
+        return None
+    body = shown(found)
+    return {"name": body["name"], **body}  # the name first, for people
 
 
 def _provider(configured: Configured, name: str) -> ProviderOut | None:
