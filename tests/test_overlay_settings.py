@@ -197,8 +197,9 @@ def test_the_demo_makes_way_for_the_first_deployment_and_comes_back_after_the_la
 
 def test_the_first_provider_of_litellm_waits_for_a_restart(read: Read) -> None:
     bridged = (Document(Kind.PROVIDER, "g", {"wire": "litellm"}), deployment("m", "g"))
-    before = read()
+    env = {"MY_KEY": "x"}
+    before = read(env=env)
     with pytest.raises(ConfigError, match="the first litellm provider needs a restart"):
-        renewed(before, lambda: read(*bridged), "")
-    started, _ = renewed(before, lambda: read(*bridged), "", starting=True)
+        renewed(before, lambda: read(*bridged, env=env), "")
+    started, _ = renewed(before, lambda: read(*bridged, env=env), "", starting=True)
     assert started.catalog.needs_litellm
