@@ -13,6 +13,7 @@ import msgspec
 
 #: Above this a count is a provider's mistake, not usage (the largest contexts are about 1e7 tokens).
 MAX_TOKENS = 10**9
+_INTEGERS = frozenset({int})
 
 
 class Quality(StrEnum):
@@ -41,7 +42,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         counts = msgspec.structs.astuple(self)
-        if {*map(type, counts)} != {int} or min(counts) < 0 or max(counts) > MAX_TOKENS:
+        if not _INTEGERS.issuperset(map(type, counts)) or min(counts) < 0 or max(counts) > MAX_TOKENS:
             for name, n in zip(self.__struct_fields__, counts, strict=True):
                 if type(n) is not int or not 0 <= n <= MAX_TOKENS:
                     raise ValueError(f"{name} must be an integer from 0 to {MAX_TOKENS}, not {n!r}")
@@ -50,7 +51,13 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def input_total(self) -> int:
-        return self.input_uncached + self.cache_read + self.cache_write
+        return (
+            self.input_uncached
+            + self.cache_read
+            + self.cache_write_5m
+            + self.cache_write_1h
+            + self.cache_write_12h
+        )
 
     @property
     def cache_write(self) -> int:

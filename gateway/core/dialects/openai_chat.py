@@ -321,14 +321,14 @@ def _common_usage(usage: Mapping[str, Any], service_tier: str) -> Reading | None
     """
     if not _COMMON.issuperset(usage):
         return None
-    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    read = reasoning = 0
-    details = usage.get("prompt_tokens_details")
+    get = usage.get
+    prompt, output, read, reasoning = get("prompt_tokens"), get("completion_tokens"), 0, 0
+    details = get("prompt_tokens_details")
     if details is not None:
-        if type(details) is not dict or details.keys() - _COMMON_DETAILS:
+        if type(details) is not dict or not _COMMON_DETAILS.issuperset(details):
             return None
         read = details.get("cached_tokens") or 0
-    details = usage.get("completion_tokens_details")
+    details = get("completion_tokens_details")
     if details is not None:
         if type(details) is not dict:
             return None
@@ -337,13 +337,9 @@ def _common_usage(usage: Mapping[str, Any], service_tier: str) -> Reading | None
         return None
     if not (0 <= read <= prompt <= MAX_TOKENS and 0 <= reasoning <= output <= MAX_TOKENS):
         return None
-    if usage.get("total_tokens", prompt + output) != prompt + output:
+    if get("total_tokens", prompt + output) != prompt + output:
         return None
-    return Reading(
-        Usage(input_uncached=prompt - read, cache_read=read, output=output, reasoning=reasoning),
-        "",
-        service_tier,
-    )
+    return Reading(Usage(prompt - read, read, output=output, reasoning=reasoning), "", service_tier)
 
 
 def _output_tokens(counts: Counts, prompt_tokens: int) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def _usage_span(text: bytes) -> tuple[int, int] | None:
         usage = bytes(_WITH_USAGE.decode(text).usage)
     except (msgspec.MsgspecError, ValueError):
         return None
-    if len(usage) < 3 or usage[:1] != b"{" or b'"cost"' in usage or not usage[1:-1].strip():
+    if not usage.startswith(b"{") or b":" not in usage or b'"cost"' in usage:
         return None
     at = text.rfind(usage)
     return (at, at + len(usage)) if at >= 0 and text.find(usage) == at else None
