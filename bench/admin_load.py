@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What admin traffic does to calls: their latency with and without scrapes, reports and exports, in turn.
 
-One gateway process on SQLite serves calls at a steady rate in front of the demo provider. In every third window its
+One gateway process serves calls at a steady rate in front of the demo provider. In every third window its
 admin port answers, too: a scrape a second, reports of a month and lists of tasks twice a second, and one export of a
 quarter after the other. In every other third another gateway on this machine answers the same: what calls wait longer
-then is what any work does to a machine of so few cores. Prints a table and writes bench/ADMIN_LOAD.md.
+then is what any work does to a machine of so few cores. Prints a table and writes bench/ADMIN_LOAD.md; `--postgres`: on a
+throw-away Postgres instead of SQLite, and into bench/ADMIN_LOAD_POSTGRES.md.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
+import asyncpg
 import uvloop
 
 from bench.gateway_under_test import start_gateway
 from bench.machine import busy_s, cpu_s, description
+from bench.postgres import throwaway_postgres
 from gateway.demo.provider import DemoProvider
 from gateway.storage.tables import TEAM_KEYS, USAGE_KEYS
 
@@ -62,22 +65,25 @@ def main() -> int:
     ap.add_argument("--seconds", type=float, default=5.0, help="of each window")
     ap.add_argument("--rate", type=float, default=60.0, help="calls a second")
     ap.add_argument("--json", action="store_true", help="all windows as JSON; writes no file")
-    ap.add_argument("--out", type=Path, default=HERE / "ADMIN_LOAD.md")
+    ap.add_argument("--postgres", action="store_true", help="a throw-away Postgres, of both gateways")
+    ap.add_argument("--out", type=Path, help="default: ADMIN_LOAD.md or ADMIN_LOAD_POSTGRES.md")
     ap.add_argument("--ask", nargs=2, metavar=("URL", "KEY"), help=argparse.SUPPRESS)
     args = ap.parse_args()
     if args.ask:
         print(json.dumps(uvloop.run(ask_all(args.ask[0], args.ask[1], args.seconds))))
         return 0
-    windows = uvloop.run(measured(args.rounds, args.seconds, args.rate))
+    with throwaway_postgres() if args.postgres else nullcontext("") as postgres:
+        windows = uvloop.run(measured(args.rounds, args.seconds, args.rate, postgres))
     if args.json:
         print(json.dumps([asdict(w) for w in windows], indent=1))
     else:
-        args.out.write_text(report(windows, args.seconds, args.rate))
-        print(report(windows, args.seconds, args.rate))
+        text = report(windows, args.seconds, args.rate, args.postgres)
+        (args.out or HERE / f"ADMIN_LOAD{'_POSTGRES' * args.postgres}.md").write_text(text)
+        print(text)
     return 0 if not any(w.failed for w in windows) else 1
 
 
-async def measured(rounds: int, seconds: float, rate: float) -> list[Window]:
+async def measured(rounds: int, seconds: float, rate: float, postgres: str) -> list[Window]:
     found = []
     with tempfile.TemporaryDirectory(prefix="bench-admin-load-") as directory:
         states = [Path(directory) / name for name in ("here", "elsewhere")]
@@ -85,10 +91,16 @@ async def measured(rounds: int, seconds: float, rate: float) -> list[Window]:
             gateways, desks = [], {}
             for state in states:
                 state.mkdir()
+                url = await create(postgres, state.name) if postgres else ""
                 gateway = await stack.enter_async_context(
-                    start_gateway(state, provider.base_url, "", 1, "drain", False)
+                    start_gateway(state, provider.base_url, url, 1, "drain", False)
                 )
-                fill(state / "ledger.db", time.time_ns() // 1_000_000)
+                now_ms = time.time_ns() // 1_000_000
+                await (
+                    fill_postgres(url, now_ms)
+                    if url
+                    else asyncio.to_thread(fill, state / "ledger.db", now_ms)
+                )
                 gateways.append(gateway)
                 desks[state.name] = gateway.admin_url, (state / "admin-key").read_text().strip()
             here = gateways[0]
@@ -222,7 +234,43 @@ def fill(path: Path, now_ms: int) -> None:
         )
 
 
-def report(windows: list[Window], seconds: float, rate: float) -> str:
+async def create(postgres: str, name: str) -> str:
+    """The URL of a new database beside that one."""
+    connection = await asyncpg.connect(postgres)
+    try:
+        await connection.execute(f"CREATE DATABASE {name}")
+    finally:
+        await connection.close()
+    return f"{postgres.rpartition('/')[0]}/{name}"
+
+
+async def fill_postgres(url: str, now_ms: int) -> None:
+    """The same as `fill`."""
+    last = now_ms // HOUR_MS
+    hours = f"generate_series({last - DAYS * 24}::bigint, {last - 1}) hour"
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(
+            f"INSERT INTO usage_hour ({', '.join(USAGE_KEYS)}, attempts, cost_nano_usd) "  # noqa: S608
+            f"SELECT hour * {HOUR_MS}, 'default', 'team-' || t, 'key-' || t || '-' || k, "
+            "'demo-fast', 'demo', 'demo-fast', 'fast', 'codex', 9, 1234567 "
+            f"FROM {hours}, generate_series(0, {TEAMS - 1}) t, generate_series(0, {KEYS_PER_TEAM - 1}) k"
+        )
+        await connection.execute(
+            f"INSERT INTO team_hour ({', '.join(TEAM_KEYS)}, attempts, cost_nano_usd) "  # noqa: S608
+            f"SELECT {', '.join(TEAM_KEYS)}, sum(attempts), sum(cost_nano_usd) FROM usage_hour GROUP BY 1, 2, 3"
+        )
+        await connection.execute(
+            "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, state, created_at_ms, "  # noqa: S608
+            "last_at_ms, cost_nano_usd) SELECT 'task_' || n, 'key-0-0', 'team-0', 'default', '', 'header', 'running', "
+            f"{now_ms} - n * 1000, {now_ms}, n FROM generate_series(0, {TASKS - 1}) n"
+        )
+        await connection.execute("ANALYZE")
+    finally:
+        await connection.close()
+
+
+def report(windows: list[Window], seconds: float, rate: float, postgres: bool) -> str:
     of = {kind: [w for w in windows if w.admin == kind] for kind in KINDS}
 
     def middle(name: str, kind: str) -> float:
@@ -232,6 +280,7 @@ def report(windows: list[Window], seconds: float, rate: float) -> str:
         pairs = zip(of[kind], of[than], strict=True)
         return float(statistics.median(getattr(a, name) - getattr(b, name) for a, b in pairs))
 
+    store = "Postgres" if postgres else "SQLite"
     rows = "\n".join(
         f"| {kind} | {sum(w.calls for w in of[kind]):,} | {sum(w.failed for w in of[kind])} "
         f"| {middle('p50_ms', kind):.1f} | {middle('p99_ms', kind):.1f} | {middle('cpu', kind):.2f} "
@@ -240,7 +289,7 @@ def report(windows: list[Window], seconds: float, rate: float) -> str:
     )
     return f"""# Admin traffic beside calls
 
-{datetime.now(UTC):%Y-%m-%d}, {description()}. One gateway process on SQLite, {rate:.0f} calls a second of 1 KB, windows of {seconds:.0f} s in
+{datetime.now(UTC):%Y-%m-%d}, {description()}. One gateway process on {store}, {rate:.0f} calls a second of 1 KB, windows of {seconds:.0f} s in
 turn, {len(of["none"])} of each kind; the middle of the windows. Admin traffic is a scrape a second, reports of a month and a list of
 tasks twice a second each, and one export of {DAYS} days after the other ({DAYS * 24 * TEAMS * KEYS_PER_TEAM:,} rows of sums); `here` it goes to the
 gateway that serves the calls, `elsewhere` to another one on the same machine. Everything but this gateway used
@@ -253,7 +302,7 @@ gateway that serves the calls, `elsewhere` to another one on the same machine. E
 The middle of the differences in turn: `here` against `none` p50 {more("p50_ms", "here", "none"):+.1f} ms, p99 {more("p99_ms", "here", "none"):+.1f} ms;
 `here` against `elsewhere`, which is what the gateway itself could do better, p50 {more("p50_ms", "here", "elsewhere"):+.1f} ms, p99 {more("p99_ms", "here", "elsewhere"):+.1f} ms.
 
-Again: `python -m bench.admin_load`.
+Again: `python -m bench.admin_load{" --postgres" * postgres}`.
 """
 
 
