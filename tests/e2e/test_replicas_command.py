@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
+from gateway.core.money import usd_text
 from tests.support.fake_vllm import FakeVllm, Lies, Options
 from tests.support.gpu_tier import written
 from tests.support.running import Tollhouse
@@ -48,6 +52,47 @@ async def test_replicas_are_shown_drained_and_put_back(tmp_path: Path) -> None:
             assert (status, "10.9.9.9:1" in err) == (2, True)
             status, _, err = await tollhouse.run("replicas", "drain", "gpu/small")
             assert status == 2
+
+
+async def test_what_two_workers_did_is_shown_as_one(tmp_path: Path, postgres_url: str) -> None:
+    """Whoever of them is asked: calls and charges of both, as the replica and the ledger have them, and hours once."""
+    async with FakeVllm(Options()) as replica:
+        tollhouse = Tollhouse(tmp_path)
+        hour = {"usd_per_replica_hour": "3600", "input_tokens_per_s": 16_000, "output_tokens_per_s": 900}
+        tier = written({"urls": [replica.base_url], "poll_s": 0.1}, price={"gpu": hour})
+        text = {**tier, "state_dir": str(tollhouse.state), "database_url": postgres_url, "workers": 2}
+        tollhouse.config.write_text(json.dumps({**text, "log_level": "info"}))
+        began_s = time.monotonic()
+        async with tollhouse.serve("--first-run") as serving:
+            admin = await serving.says(r"admin: http://(127.0.0.1:\d+)")
+            tollhouse.config.write_text(json.dumps({**text, "admin_listen": admin}))
+            body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+            headers = {"Authorization": f"Bearer {serving.key}"}
+            connector = aiohttp.TCPConnector(force_close=True)  # each call may come to another worker
+            async with aiohttp.ClientSession(serving.url, headers=headers, connector=connector) as http:
+                for _ in range(20):
+                    async with http.post("/v1/chat/completions", json=body) as answer:
+                        assert answer.status == 200
+            admin_key = {"Authorization": "Bearer admin-key-of-the-tests"}
+            async with aiohttp.ClientSession(
+                f"http://{admin}", headers=admin_key, connector=aiohttp.TCPConnector(force_close=True)
+            ) as http:
+                shown: list[tuple[int, int, str]] = []
+                while len(shown) < 6:
+                    async with http.get("/admin/v1/replicas") as answer:
+                        (row,) = (await answer.json())["data"]
+                    async with http.get("/admin/v1/gpu") as answer:
+                        (cost,) = (await answer.json())["data"]
+                    assert 0 < float(cost["cost_usd"]) <= time.monotonic() - began_s, "a dollar a second"
+                    seen = row["prompt_tokens"], sum(row["picks"].values()), cost["charged_usd"]
+                    if shown or seen[1] == 20:  # on a busy machine a worker may have said nothing yet
+                        shown.append(seen)
+            status, out, _ = await tollhouse.run("usage", "--by", "deployment", "--json")
+            assert status == 0
+            (used,) = json.loads(out)
+            tokens = sum(line.input_uncached + line.cache_read for line in replica.bill)
+            assert shown == [(tokens, 20, usd_text(used["cost_nano_usd"]))] * 6
+            assert await serving.end() == 0
 
 
 async def test_doctor_asks_each_replica_once(tmp_path: Path) -> None:
