@@ -146,13 +146,16 @@ def plan(
     if room <= 0:
         return Plan(why="the client's own markers leave no room")
     end = outline.tail if tail is None else tail
-    if instead and not outline.messages[-1].assistant:
+    last = outline.messages[-1] if outline.messages else None
+    if instead and last is not None and not last.assistant:
         end = len(outline.sizes) - 1
     if head_changes:
         own = bool(outline.marked) and min(outline.marked) < outline.first
         wished: list[Sequence[int]] = [(0,)] if outline.tools and outline.head > 0 and not own else []
     else:
-        wished = _wished(rule, outline, continued, head_seen, entries, end, implicit > 0, instead)
+        # A reminder that clients move along is marked by the provider for nothing.
+        ends_there = implicit > 0 and not (last is not None and last.system)
+        wished = _wished(rule, outline, continued, head_seen, entries, end, ends_there, instead)
     if not wished and head_changes:
         return Plan(why="the system prompt changes with every step, so a write would not be read again")
     if not wished:

@@ -172,6 +172,9 @@ def test_openai_is_marked_by_generation() -> None:
     assert marks(SOL, told, Operation.CHAT) == [0]
     assert marks(SOL, outline("su" + "a" + "t" * 25, tools=False, system=False), Operation.CHAT) == [0, 1]
     assert marks(SOL, told, Operation.CHAT, extra_tail=True) == [0, 3]
+    assert marks(SOL, outline("", tools=False), Operation.CHAT, extra_tail=True) == [0]
+    # a reminder at the end will not be there in the next step, so what is before it is marked
+    assert marks(SOL, outline("suats", tools=False, system=False), Operation.CHAT) == [0, 3]
     assert plan(SOL, Operation.MESSAGES, told, continued=True).why == "requests here cannot mark"
     assert plan(OLD, Operation.CHAT, told, continued=True).why == "requests here cannot mark"
     for model in ("gemini/gemini-3-pro", "deepseek/deepseek-v4-flash", "xai/grok-5", "vllm/m", "mistral/m"):
