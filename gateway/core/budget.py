@@ -103,12 +103,12 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def left(self) -> int:
         """What is neither spent nor reserved, landing included; negative after a breach or a lowered limit."""
-        return self.limit - self.spent - self.reserved
+        return self.limit - self.posted - self.held - self.earlier_posted - self.earlier_held
 
     @property
     def room(self) -> int:
         """What an attempt may still hold."""
-        return self.left - self.landing
+        return self.left - self.landing if self.landing_percent else self.left
 
 
 def counts_from_ms(budget: Budget, now_ms: int) -> int:
@@ -164,58 +164,64 @@ def decide(
     if not budgets:
         return Granted(ask.nano_usd or 0, output_tokens=ask.output_tokens)
     tightest: dict[Unit, tuple[int, Budget]] = {}
+    warned: list[Refused] = []
     for b in budgets:
-        if b.hard:
-            room = b.left if landing else b.room
-            known = tightest.get(b.unit)
-            if known is None or room < known[0]:
-                tightest[b.unit] = room, b
-    held: dict[Unit, int] = {}
+        if b.mode is not BudgetMode.ENFORCE:
+            continue
+        if b.on_exceed is OnExceed.WARN:
+            if not fits(b, ask, least):
+                warned.append(refused_by(b, now_ms, landing))
+            continue
+        room = b.left if landing else b.room
+        known = tightest.get(b.unit)
+        if known is None or room < known[0]:
+            tightest[b.unit] = room, b
+    nano_usd, scope, output_tokens = ask.nano_usd or 0, "", ask.output_tokens
+    left: dict[Unit, int] = {}
     for unit, (room, b) in tightest.items():
         amount = _fitting(unit, ask, least, room)
         if amount is None:
             return refused_by(b, now_ms, landing)
-        held[unit] = amount
-    usd, output = held.get(Unit.USD), held.get(Unit.OUTPUT_TOKENS)
-    left = {unit: room - held[unit] for unit, (room, _) in tightest.items()}
+        left[unit] = room - amount
+        if unit is Unit.USD:
+            nano_usd, scope = amount, b.scope
+        elif unit is Unit.OUTPUT_TOKENS:
+            output_tokens = amount
     return Granted(
-        (ask.nano_usd or 0) if usd is None else usd,
+        nano_usd,
         left.get(Unit.USD),
-        tightest[Unit.USD][1].scope if usd is not None else "",
+        scope,
         0,
-        ask.output_tokens if output is None else output,
+        output_tokens,
         left.get(Unit.INPUT_TOKENS),
         left.get(Unit.OUTPUT_TOKENS),
         left.get(Unit.CALLS),
-        tuple(
-            refused_by(b, now_ms, landing)
-            for b in budgets
-            if b.on_exceed is OnExceed.WARN and b.mode is BudgetMode.ENFORCE and not fits(b, ask, least)
-        ),
+        tuple(warned),
     )
 
 
 def used_percents(budgets: Iterable[Budget]) -> tuple[tuple[str, int], ...]:
     """(scope, percent spent or held) of budgets that are half used up or more: what rules may ask for."""
-    return tuple(
-        (b.scope, min(100, 100 * taken // b.limit))
-        for b in budgets
-        if 2 * (taken := b.spent + b.reserved) >= b.limit > 0
-    )
+    found = []
+    for b in budgets:
+        limit, taken = b.limit, b.posted + b.held + b.earlier_posted + b.earlier_held
+        if 2 * taken >= limit > 0:
+            found.append((b.scope, min(100, 100 * taken // limit)))
+    return tuple(found)
 
 
 def _fitting(unit: Unit, ask: Amounts, least: Amounts, room: int) -> int | None:
     """What may be held where so much room is; None if it does not fit."""
     amount = ask.of(unit)
-    if amount == 0:
-        return 0
-    if amount is None:
-        return None
+    if not amount:
+        return amount
+    if amount <= room:
+        return amount
     lowest = amount
     if unit is Unit.USD or unit is Unit.OUTPUT_TOKENS:
         wanted = least.of(unit)
         lowest = amount if wanted is None else min(wanted, amount)
-    return min(amount, room) if room >= max(1, lowest) else None
+    return room if room >= max(1, lowest) else None
 
 
 def fits(budget: Budget, ask: Amounts, least: Amounts) -> bool:

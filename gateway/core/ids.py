@@ -4,6 +4,9 @@ from __future__ import annotations
 
 RANDOM_BYTES = 10
 _MAX_MS = 2**48 - 1
+#: Of the 80 bits that follow the time: the version is 7, the variant is 2, all others are random.
+_VERSION_AND_VARIANT = 0x7 << 76 | 0b10 << 62
+_RANDOM = 0xFFF << 64 | 2**62 - 1
 
 
 def new_id(prefix: str, now_ms: int, random_bytes: bytes) -> str:
@@ -13,9 +16,7 @@ def new_id(prefix: str, now_ms: int, random_bytes: bytes) -> str:
     if not 0 <= now_ms <= _MAX_MS:
         raise ValueError(f"no UUIDv7 can carry the time {now_ms}")
     noise = int.from_bytes(random_bytes, "big")
-    rand_a = (noise >> 62) & 0xFFF
-    rand_b = noise & (2**62 - 1)
-    return f"{prefix}_{now_ms << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b:032x}"
+    return f"{prefix}_{now_ms:012x}{noise & _RANDOM | _VERSION_AND_VARIANT:020x}"
 
 
 def ms_of(id_: str) -> int:

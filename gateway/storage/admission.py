@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.core.budget import (
     Budget,
@@ -69,8 +71,7 @@ class Fenced(Exception):
     """Another process has taken over this replica's id. Nothing was committed, and nothing will be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One wish for a hold. Amounts as in `ports.Ledger.reserve`."""
 
     attempt: Attempt
@@ -141,7 +142,10 @@ def admit(
         attempt_id = ask.attempt.attempt_id
         if careful and attempt_id in answered:  # twice in one batch
             continue
-        stop = _stop_of(ask, states if careful else None, books.line(ask), links)
+        # Nearly always nobody has said anything that could stop one.
+        stop = (
+            _stop_of(ask, states if careful else None, books.line(ask), links) if careful or above else None
+        )
         answered[attempt_id] = books.answer(ask, stop)
 
     if not careful:
@@ -178,16 +182,13 @@ class _Books:
         self._landed: set[str] = set()  # tasks whose landing is among the granted
 
     def line(self, ask: Ask) -> Line:
-        return self._above.get(_member(ask), NO_LINE)
+        return self._above.get(_member(ask), NO_LINE) if self._above else NO_LINE
 
     def answer(self, ask: Ask, stop: tuple[str, str] | None) -> Granted | Refused:
         """Decide one ask, and hold what it is granted. `stop`: the task that admits nothing now, and its state."""
-        budget_ids, places = self._budgets_of(_scopes(ask, self.line(ask)))
-        if not budget_ids:  # the common case, and the fast one
-            answer = decide((), ask.amounts, ask.least, self._now_ms)
-        else:
-            held_in = [self.budgets[i] for i in budget_ids]
-            answer = decide(held_in, ask.amounts, ask.least, self._now_ms, ask.landing)
+        budget_ids, places = self._budgets_of(_scopes(ask, self.line(ask)) if self._above else ask.scopes)
+        held_in = [self.budgets[i] for i in budget_ids]
+        answer = decide(held_in, ask.amounts, ask.least, self._now_ms, ask.landing)
         if stop is not None:
             return self._stopped(answer, budget_ids, *stop)
         if ask.landing and ask.attempt.task_id in self._landed:
@@ -201,10 +202,9 @@ class _Books:
         if ask.landing:
             self._landed.add(ask.attempt.task_id)
         if budget_ids:
-            self._hold(budget_ids, ask, answer)
-            used = used_percents(self.budgets[i] for i in budget_ids)
+            used = used_percents(self._hold(held_in, ask, answer))
             if used:
-                answer = msgspec.structs.replace(answer, used=used)
+                answer = replace(answer, used=used)
         self.granted.append((ask, answer, places))
         return answer
 
@@ -213,25 +213,28 @@ class _Books:
     ) -> Refused:
         """What a task says that admits nothing; if for want of budget, by the one that is used up the most."""
         if isinstance(answer, Refused):
-            return msgspec.structs.replace(answer, state=state)
+            return replace(answer, state=state)
         scope = f"task:{task_id}"
         own = [b for i in budget_ids if (b := self.budgets[i]).scope == scope and b.hard]
         if state != State.PAUSED_BUDGET or not own:
             return Refused(scope, 0, 0, 0, None, state=state)
         fullest = max(own, key=lambda b: b.spent / max(1, b.limit))
-        return msgspec.structs.replace(refused_by(fullest, self._now_ms), state=state)
+        return replace(refused_by(fullest, self._now_ms), state=state)
 
-    def _hold(self, budget_ids: tuple[str, ...], ask: Ask, answer: Granted) -> None:
+    def _hold(self, budgets: Sequence[Budget], ask: Ask, answer: Granted) -> list[Budget]:
+        """The budgets as they are after it."""
         amounts = held_by(ask.amounts, answer)
-        for i in budget_ids:
-            before = self.budgets[i]
+        held = []
+        for before in budgets:
             after = hold(before, amounts)
             if before.mode is BudgetMode.SHADOW and not fits(before, ask.amounts, ask.least):
-                after = msgspec.structs.replace(after, would_refuse=after.would_refuse + 1)
-                self.shadows.add(i)
+                after = replace(after, would_refuse=after.would_refuse + 1)
+                self.shadows.add(before.budget_id)
             if after is not before:
-                self.budgets[i] = after
-                self.touched.add(i)
+                self.budgets[before.budget_id] = after
+                self.touched.add(before.budget_id)
+            held.append(after)
+        return held
 
     def _budgets_of(self, scopes: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
         """The ids of a hold's budgets, and where it is held, as the hold's row says it."""
@@ -297,8 +300,7 @@ _Member = tuple[str, str | None]
 _Lines = Mapping[_Member, Line]
 
 
-def _member(ask: Ask) -> _Member:
-    return ask.attempt.task_id, ask.attempt.parent_task_id
+_member: Callable[[Ask], _Member] = attrgetter("attempt.task_id", "attempt.parent_task_id")
 
 
 def _scopes(ask: Ask, line: Line) -> tuple[str, ...]:
@@ -307,7 +309,7 @@ def _scopes(ask: Ask, line: Line) -> tuple[str, ...]:
 
 def _read_links(asks: Sequence[Ask], parents: Mapping[str, str], careful: bool) -> Tx[dict[str, Link]]:
     """What rows say of the tasks above those of `asks`; if `careful`, of those as well."""
-    start = {t for ask in asks for t in (ask.attempt.parent_task_id, parents.get(ask.attempt.task_id)) if t}
+    start = {up for task_id, named in set(map(_member, asks)) for up in (named, parents.get(task_id)) if up}
     if careful:
         start |= {ask.attempt.task_id for ask in asks}
     return (yield from lines.links(start)) if start else {}
@@ -316,7 +318,7 @@ def _read_links(asks: Sequence[Ask], parents: Mapping[str, str], careful: bool) 
 def _lines(asks: Iterable[Ask], parents: Mapping[str, str], links: Mapping[str, Link]) -> _Lines:
     """The lines of those that have one."""
     found = {}
-    for task_id, named in {_member(ask) for ask in asks}:
+    for task_id, named in set(map(_member, asks)):
         if named is not None or task_id in parents or task_id in links:
             found[task_id, named] = lines.line_of(task_id, (named, parents.get(task_id)), links)
     return found
@@ -353,14 +355,11 @@ def _lock_budgets(
     task_limits: dict[str, TaskLimit] = {}
     look_at_tasks = budgeted.any_task or task_limit is not None or bool(budgeted.task_limits)
     for ask in asks:
-        line = above.get(_member(ask), NO_LINE)
-        for scope in _scopes(ask, line):
-            if not scope.startswith("task:"):
-                if scope in budgeted.scopes:
-                    wanted.add(scope)
-            elif look_at_tasks:
-                wanted.add(scope)
+        line = above.get(_member(ask), NO_LINE) if above else NO_LINE
+        scopes = _scopes(ask, line)
+        wanted.update(budgeted.scopes.intersection(scopes))
         if look_at_tasks:
+            wanted.update([scope for scope in scopes if scope.startswith("task:")])
             limit = budgeted.task_limits.get(ask.attempt.team_id, task_limit)
             # A run and all its children share one: the top of the line has it, were it only named so far.
             top = f"task:{line.above[-1] if line.above else ask.attempt.task_id}"
@@ -409,23 +408,25 @@ def _write(
         raise Conflict("a task has landed already, or has no need to")
     answers: dict[str, Granted] = {}
     holds = []
+    replica_id, epoch = lease.replica_id, lease.epoch
     for ask, answer, places in granted:
-        attempt = ask.attempt
+        attempt, amounts = ask.attempt, ask.amounts
+        attempt_id, task_id = attempt.attempt_id, attempt.task_id
         # A later attempt of a request is the same step again.
-        step[attempt.task_id] += attempt.attempt_no == 1
-        final = msgspec.structs.replace(
-            answer, task_step=step[attempt.task_id], task_began_ms=began_ms[attempt.task_id]
+        if attempt.attempt_no == 1:
+            step[task_id] += 1
+        final = answers[attempt_id] = replace(
+            answer, task_step=step[task_id], task_began_ms=began_ms[task_id]
         )
-        answers[attempt.attempt_id] = final
         holds.append(
             (
-                attempt.attempt_id,
-                lease.replica_id,
-                lease.epoch,
+                attempt_id,
+                replica_id,
+                epoch,
                 final.amount_nano_usd,
-                ask.amounts.input_tokens or 0,
+                amounts.input_tokens or 0,
                 final.output_tokens or 0,
-                ask.amounts.calls,
+                amounts.calls,
                 places,
                 final.task_step,
                 now_ms,

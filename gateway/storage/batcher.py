@@ -94,12 +94,13 @@ class Batcher(Generic[Item, Answer]):
             pass
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
-        batch: list[tuple[Item, asyncio.Future[Answer]]] = []
-        while self._queue and len(batch) < self._batch_max:
-            item, future = self._queue.popleft()
-            if not future.done():
-                batch.append((item, future))
-        return batch
+        queue = self._queue
+        if len(queue) <= self._batch_max:
+            batch = list(queue)
+            queue.clear()
+        else:
+            batch = [queue.popleft() for _ in range(self._batch_max)]
+        return [pair for pair in batch if not pair[1].done()]
 
     async def _answers(self, items: list[Item]) -> list[Answer | Exception]:
         try:

@@ -357,4 +357,6 @@ def fresh_id(prefix: str, now_ms: int) -> str:
 def fresh_ids(prefix: str, now_ms: int, count: int) -> Iterator[str]:
     """As many ids for one visit to the kernel."""
     noise = os.urandom(RANDOM_BYTES * count)
-    return (new_id(prefix, now_ms, noise[i : i + RANDOM_BYTES]) for i in range(0, len(noise), RANDOM_BYTES))
+    return iter(
+        [new_id(prefix, now_ms, noise[i : i + RANDOM_BYTES]) for i in range(0, len(noise), RANDOM_BYTES)]
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from gateway.storage.tables import (
     MISS_KEYS,
     MISS_SUMS,
     TEAM_KEYS,
+    TOKEN_COLUMNS,
     USAGE_KEYS,
     USAGE_SUMS,
     ledger,
@@ -63,8 +64,8 @@ _ENSURE_TASK = Sql(
 S = TypeVar("S", Attempt, Outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+# A Struct that the garbage collector does not follow: one is built for every attempt, and nothing in it points back.
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One entry about to be written. `charged`, `list_cost` and `tokens` are signed differences in a `correct`."""
 
     entry_id: str
@@ -80,22 +81,13 @@ class Entry:
     budgets: str
     failed: bool  # the attempt's terminal entry says an error
 
-    @property
-    def amount_nano_usd(self) -> int:
-        return self.charged[0]
+
+_tokens = attrgetter(*TOKEN_COLUMNS)
 
 
 def tokens_of(outcome: Outcome) -> tuple[int, ...]:
-    u = outcome.usage
-    return (
-        u.input_uncached,
-        u.cache_read,
-        u.cache_write_5m,
-        u.cache_write_1h,
-        u.cache_write_12h,
-        u.output,
-        u.reasoning,
-    )
+    tokens: tuple[int, ...] = _tokens(outcome.usage)
+    return tokens
 
 
 def storable(fact: S) -> S:
@@ -132,41 +124,53 @@ def write(entries: Sequence[Entry], replica_id: str, now_ms: int) -> Tx[set[str]
 
 def add_up(entries: Sequence[Entry], new_misses: Collection[str], now_ms: int) -> Tx[None]:
     """Add entries to the hourly sums and to their tasks, each in the order of its keys (against deadlock)."""
-    usage: dict[tuple[Any, ...], list[int]] = {}
-    teams: dict[tuple[Any, ...], list[int]] = {}
-    tasks: dict[str, list[int]] = {}
-    misses: dict[tuple[Any, ...], list[int]] = {}
+    usage: _Parts = defaultdict(list)
+    teams: _Parts = defaultdict(list)
+    tasks: _Parts = defaultdict(list)
+    misses: _Parts = defaultdict(list)
     for e in entries:
-        a = e.attempt
-        terminal = e.kind is not Kind.CORRECT
-        retry = a.attempt_no > 1
-        sums = (
-            int(terminal),
-            int(terminal and e.failed),
-            int(terminal and retry),
-            e.amount_nano_usd if retry else 0,
-            e.amount_nano_usd if e.failed else 0,
-            e.amount_nano_usd,
-            e.list_cost_nano_usd,
-            *e.tokens,
-        )
-        hour_ms = e.at_ms // _HOUR_MS * _HOUR_MS
-        key = (hour_ms, a.tenant_id, a.team_id, a.key_id, a.model, a.provider, a.deployment, a.tier, a.client)
-        _add(usage, key, sums)
-        _add(teams, key[:3], sums)
-        _add(tasks, a.task_id, sums)
-        miss = e.outcome.miss
+        a, miss = e.attempt, e.outcome.miss
+        key = (e.at_ms // _HOUR_MS * _HOUR_MS, *_usage_keys(a))
+        sums = _sums(e)
+        usage[key].append(sums)
+        tasks[a.task_id,].append(sums)
         if miss is not None and a.attempt_id in new_misses:
-            _add(misses, (*key, miss.cause.value), (1, miss.lost_tokens, miss.lost_nano_usd))
-    yield Each(_ADD_USAGE, _rows(usage))
+            misses[*key, miss.cause.value].append((1, miss.lost_tokens, miss.lost_nano_usd))
+    usage_rows = _rows(usage)
+    for row in usage_rows:
+        teams[row[: len(TEAM_KEYS)]].append(row[len(USAGE_KEYS) :])
+    yield Each(_ADD_USAGE, usage_rows)
     yield Each(_ADD_TO_TEAM, _rows(teams))
     if misses:
         yield Each(_ADD_MISSES, _rows(misses))
-    yield Each(_ADD_TO_TASK, [(task_id, now_ms, *tasks[task_id]) for task_id in sorted(tasks)])
+    yield Each(_ADD_TO_TASK, [(task_id, now_ms, *sums) for task_id, *sums in _rows(tasks)])
 
 
-def _rows(sums: Mapping[tuple[Any, ...], Sequence[int]]) -> list[tuple[Any, ...]]:
-    return [(*key, *sums[key]) for key in sorted(sums)]
+#: What is to be added to the row with these keys, not added up yet: a batch is mostly for the same few rows.
+_Parts = defaultdict[tuple[Any, ...], list[tuple[int, ...]]]
+_usage_keys = attrgetter(*USAGE_KEYS[1:])
+
+
+def _sums(e: Entry) -> tuple[int, ...]:
+    """As USAGE_SUMS."""
+    amount, terminal = e.charged[0], e.kind is not Kind.CORRECT
+    if terminal and not e.failed and e.attempt.attempt_no == 1:  # almost all
+        return 1, 0, 0, 0, 0, amount, e.list_cost_nano_usd, *e.tokens
+    retry = e.attempt.attempt_no > 1
+    return (
+        int(terminal),
+        int(terminal and e.failed),
+        int(terminal and retry),
+        amount if retry else 0,
+        amount if e.failed else 0,
+        amount,
+        e.list_cost_nano_usd,
+        *e.tokens,
+    )
+
+
+def _rows(parts: _Parts) -> list[tuple[Any, ...]]:
+    return [(*key, *map(sum, zip(*parts[key], strict=True))) for key in sorted(parts)]
 
 
 def ensure_tasks(attempts: Iterable[Attempt], now_ms: int) -> Tx[None]:
@@ -188,15 +192,6 @@ def ensure_tasks(attempts: Iterable[Attempt], now_ms: int) -> Tx[None]:
             for a in (by_task[t] for t in sorted(by_task))
         ],
     )
-
-
-def _add(into: dict[Any, list[int]], key: Any, sums: tuple[int, ...]) -> None:
-    known = into.get(key)
-    if known is None:
-        into[key] = list(sums)
-    else:
-        for i, n in enumerate(sums):
-            known[i] += n
 
 
 def _miss_row(e: Entry, miss: Explanation) -> tuple[Any, ...]:
@@ -221,49 +216,34 @@ def _miss_row(e: Entry, miss: Explanation) -> tuple[Any, ...]:
     )
 
 
+def _from_to(first: str, last: str) -> tuple[str, ...]:
+    return _LEDGER_COLUMNS[_LEDGER_COLUMNS.index(first) : _LEDGER_COLUMNS.index(last) + 1]
+
+
+#: Neighbours in the table that have the names of fields are read in one go.
+_attempt_columns = attrgetter(*_from_to("request_id", "started_at_ms"))
+_outcome_columns = attrgetter(*_from_to("price_version", "note"))
+
+
 def _ledger_row(e: Entry, replica_id: str, now_ms: int) -> tuple[Any, ...]:
-    a, o = e.attempt, e.outcome
+    o = e.outcome
+    amount, *charged = e.charged
     return (
         e.at_ms,
         e.entry_id,
-        a.attempt_id,
-        e.kind.value,
-        e.amount_nano_usd,
+        e.attempt.attempt_id,
+        e.kind._value_,  # `value` of an enum costs two calls
+        amount,
         e.list_cost_nano_usd,
         e.hold_nano_usd,
         e.step,
         now_ms,
         e.budgets,
         replica_id,
-        a.request_id,
-        a.tenant_id,
-        a.team_id,
-        a.key_id,
-        a.task_id,
-        a.parent_task_id,
-        a.attempt_no,
-        a.operation,
-        a.client,
-        a.model_requested,
-        a.model,
-        a.upstream_model,
-        a.provider,
-        a.deployment,
-        a.tier,
-        a.rule,
-        a.stream,
-        a.started_at_ms,
+        *_attempt_columns(e.attempt),
         *e.tokens,
-        o.quality.value,
-        o.price_version,
-        o.finish,
-        o.status,
-        o.error,
-        o.latency_ms,
-        o.first_token_ms,
-        o.upstream_request_id,
-        o.service_tier,
-        o.note,
-        *e.charged[1:],
+        o.quality._value_,
+        *_outcome_columns(o),
+        *charged,
         o.served_by,
     )

@@ -486,9 +486,8 @@ def _split(endings: Sequence[Ending]) -> tuple[list[Ending], list[Ending]]:
 
 
 def _refuse_unstorable(*amounts: int) -> None:
-    for amount in amounts:
-        if not 0 <= amount <= AMOUNT_MAX:
-            raise ValueError(f"an amount must be from 0 to {AMOUNT_MAX}, not {amount}")
+    if min(amounts) < 0 or max(amounts) > AMOUNT_MAX:
+        raise ValueError(f"an amount must be from 0 to {AMOUNT_MAX}, unlike one of {amounts}")
 
 
 def _never_sent() -> Outcome:

@@ -6,8 +6,12 @@ one correction, whatever any process believes, by two unique indexes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import le
+
+import msgspec
 
 from gateway.core.catalog import Operation
 from gateway.core.entry import Attempt, Kind, Outcome, Settled, Unit
@@ -25,7 +29,7 @@ _END_HOLDS = Sql(
     "UPDATE hold SET state = 'ended' WHERE state = 'held' AND attempt_id IN "
     "(SELECT attempt_id FROM hold WHERE attempt_id = ANY($1::text[]) AND state = 'held' "
     "ORDER BY attempt_id FOR UPDATE) RETURNING attempt_id, budgets, step, amount_nano_usd, input_tokens, "
-    "output_tokens, calls, now_ms()"
+    "output_tokens, calls, (SELECT now_ms())"  # once, not for each row
 )
 #: An admission shares its replica's row until its COMMIT is decided, also if the answer to it was lost on the way.
 _AFTER_ADMISSIONS = Sql("SELECT epoch FROM replica WHERE replica_id = $1 FOR UPDATE")
@@ -39,8 +43,7 @@ _NOW = Sql("SELECT now_ms()")
 _BY_CERTAINTY = (Quality.UNKNOWN, Quality.ESTIMATED, Quality.EXACT)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True, gc=False):
     """One attempt and how it ended."""
 
     attempt: Attempt
@@ -52,8 +55,7 @@ Charged = tuple[int, int, int, int]
 _UNITS = (Unit.USD, Unit.INPUT_TOKENS, Unit.OUTPUT_TOKENS, Unit.CALLS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Hold:
+class _Hold(msgspec.Struct, frozen=True, gc=False):
     budgets: str
     step: int
     amounts: Charged
@@ -85,7 +87,8 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     ended = _holds_of(rows)
     look_at = [i for i in ids if careful or i not in ended]
     posted = (yield from _read_posted(look_at)) if look_at else {}
-    lost = [e.attempt for e in endings if e.attempt.attempt_id not in {*ended, *posted}]
+    known = ended.keys() | posted.keys()
+    lost = [e.attempt for e in endings if e.attempt.attempt_id not in known] if len(known) < len(ids) else []
     if lost:
         late = yield from _end_late([a.attempt_id for a in lost], replica_id)
         ended.update(late)
@@ -95,7 +98,8 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
     entry_ids = budget_rows.fresh_ids("ent", now_ms, len(endings))
     answers: list[Settled] = []
     entries: list[Entry] = []
-    moves = Moves()
+    released: _ByBudgets = defaultdict(list)
+    posted_in: _ByBudgets = defaultdict(list)
     breaches: list[tuple[str, str, dict[str, object]]] = []
     for ending in endings:
         attempt_id = ending.attempt.attempt_id
@@ -110,16 +114,16 @@ def settle(endings: Sequence[Ending], replica_id: str, careful: bool) -> Tx[list
                 ending, hold, hold.budgets if hold else lost_places[attempt_id], next(entry_ids)
             )
             answers.append(Settled.SETTLED)
-            if hold and hold.budgets != "[]":
+            if hold and hold.budgets != "[]" and not all(map(le, entry.charged, hold.amounts)):
                 breaches += _breaches(entry, hold)
         if hold:
-            _shift(moves, hold.budgets, hold.amounts, held=True)
+            released[hold.budgets].append(hold.amounts)
         if entry:
             entries.append(entry)
-            _shift(moves, entry.budgets, entry.charged, held=False)
+            posted_in[entry.budgets].append(entry.charged)
     if entries:
         new_misses = yield from entry_rows.write(entries, replica_id, now_ms)
-    posted_in_tasks = yield from budget_rows.move(moves, now_ms)
+    posted_in_tasks = yield from budget_rows.move(_moves(released, posted_in), now_ms)
     yield from budget_rows.announce(breaches, now_ms)
     if entries:
         yield from entry_rows.add_up(entries, new_misses, now_ms)
@@ -248,8 +252,6 @@ def _correction(ending: Ending, before: _Posted, entry_id: str) -> Entry | None:
 
 def _breaches(entry: Entry, hold: _Hold) -> list[tuple[str, str, dict[str, object]]]:
     """I4 is broken: the provider used more than was held. The truth is posted, and someone is told."""
-    if all(used <= held for used, held in zip(entry.charged, hold.amounts, strict=True)):
-        return []
     a = entry.attempt
     budgeted = {place.unit for place in budget_rows.places_of(hold.budgets)}
     return [
@@ -270,11 +272,24 @@ def _breaches(entry: Entry, hold: _Hold) -> list[tuple[str, str, dict[str, objec
     ]
 
 
-def _shift(moves: Moves, budgets: str, amounts: Charged, *, held: bool) -> None:
-    """Release what was held in these budgets, or post what was charged to them."""
+#: Amounts by the text of the budgets that they are held in or posted to: most of a batch are in the same few.
+_ByBudgets = defaultdict[str, list[Charged]]
+
+
+def _moves(released: _ByBudgets, posted: _ByBudgets) -> Moves:
+    """Release what was held in budgets, and post what was charged to them."""
+    moves = Moves()
+    for budgets, holds in released.items():
+        for place, amount in _in_places(budgets, holds):
+            moves.add(place, -amount, 0)
+    for budgets, charges in posted.items():
+        for place, amount in _in_places(budgets, charges):
+            moves.add(place, 0, amount)
+    return moves
+
+
+def _in_places(budgets: str, amounts: Sequence[Charged]) -> list[tuple[Place, int]]:
     if budgets == "[]":
-        return
-    for place in budget_rows.places_of(budgets):
-        amount = amounts[_UNITS.index(place.unit)]
-        if amount:
-            moves.add(place, -amount if held else 0, 0 if held else amount)
+        return []
+    sums = dict(zip(_UNITS, map(sum, zip(*amounts, strict=True)), strict=True))
+    return [(place, sums[place.unit]) for place in budget_rows.places_of(budgets) if sums[place.unit]]

@@ -13,8 +13,8 @@ NOON_MS = 1_790_000_000_000
 
 
 def test_an_id_is_a_prefix_and_a_uuid_of_version_7() -> None:
-    # The example of RFC 9562, appendix A.6: 12 random bits, then 62.
-    noise = (0xCC3 << 62 | 0x18C4DC0C0C07398F).to_bytes(10, "big")
+    # The example of RFC 9562, appendix A.6: 12 random bits, then 62; what stands where version and variant go is lost.
+    noise = (0xFCC3 << 64 | 0b11 << 62 | 0x18C4DC0C0C07398F).to_bytes(10, "big")
     assert new_id("att", 0x017F22E279B0, noise) == "att_017f22e279b07cc398c4dc0c0c07398f"
 
 
