@@ -35,7 +35,7 @@ class OnExceed(StrEnum):
     WARN = "warn"
 
 
-class Amounts(msgspec.Struct, frozen=True):
+class Amounts(msgspec.Struct, frozen=True, gc=False):
     """How much of each unit an attempt may use. None = it cannot be bounded: no hard budget in that unit takes it."""
 
     nano_usd: int | None
@@ -60,7 +60,7 @@ class Kind(StrEnum):
     CORRECT = "correct"  # signed difference, on later proof
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class Attempt(msgspec.Struct, frozen=True, gc=False):
     """One try on one deployment: everything known before it is sent."""
 
     attempt_id: str
@@ -87,7 +87,7 @@ class Attempt(msgspec.Struct, frozen=True):
     task_external_id: str = ""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How an attempt ended: everything known after it."""
 
     kind: Kind
@@ -121,7 +121,7 @@ class Scope:
     id: str
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """The hold does not fit this budget; nothing was reserved anywhere. All amounts are in `unit`.
 
     `state` is not "" if the task itself admits nothing (`core.task.State`); without a budget that refuses as well,
@@ -143,7 +143,7 @@ class Refused(msgspec.Struct, frozen=True):
         return max(0, self.limit - self.kept_back - self.spent - self.held)
 
 
-class Granted(msgspec.Struct, frozen=True, omit_defaults=True):
+class Granted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The hold is committed: `amount_nano_usd` was reserved in every dollar budget of the attempt's scopes, and
     `output_tokens` (None = unbounded) in every budget of those; input and calls as they were asked for.
     """
@@ -168,13 +168,12 @@ class Granted(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def under_hard_budget(self) -> bool:
         """A hard budget applies to this attempt, in whatever unit."""
-        left = (
-            self.remaining_nano_usd,
-            self.remaining_input_tokens,
-            self.remaining_output_tokens,
-            self.remaining_calls,
+        return (
+            self.remaining_nano_usd is not None
+            or self.remaining_input_tokens is not None
+            or self.remaining_output_tokens is not None
+            or self.remaining_calls is not None
         )
-        return any(remaining is not None for remaining in left)
 
 
 class Settled(StrEnum):

@@ -20,11 +20,10 @@ def nano_from_pico(pico_usd: int) -> int:
 
 def usd_text(nano_usd: int) -> str:
     """Nano-dollars as an exact decimal number of dollars without exponent: 37_650_000 -> '0.03765'."""
-    sign = "-" if nano_usd < 0 else ""
-    whole, frac = divmod(abs(nano_usd), NANO_PER_USD)
-    if not frac:
-        return f"{sign}{whole}"
-    return f"{sign}{whole}.{frac:09d}".rstrip("0")
+    if nano_usd < 0:
+        return "-" + usd_text(-nano_usd)
+    whole, frac = divmod(nano_usd, NANO_PER_USD)
+    return f"{whole}.{frac:09d}".rstrip("0") if frac else str(whole)
 
 
 def pico_from_usd_text(text: str) -> int:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from typing import NoReturn, TypeVar
 
@@ -140,7 +141,7 @@ class PriceBook:
         return PriceBook({**self.by_price, **override})
 
 
-class Cost(msgspec.Struct, frozen=True):
+class Cost(msgspec.Struct, frozen=True, gc=False):
     """`list_nano_usd`: the same tokens with every input token at the uncached price of the same tier and hour."""
 
     nano_usd: int
@@ -203,9 +204,10 @@ def ceiling(
     a model whose row `prices_writes` may do unasked; `writes_1h`: for an hour or longer), the size tiers that up to
     `input_bound_tokens` can land in, and the hours from `at_ms` until `run_s` later.
     """
-    for name, bound in (("input", input_bound_tokens), ("output", output_bound_tokens)):
-        if not 0 <= bound <= MAX_TOKENS:
-            raise ValueError(f"the {name} bound must be from 0 to {MAX_TOKENS} tokens, not {bound}")
+    if not 0 <= input_bound_tokens <= MAX_TOKENS:
+        raise ValueError(f"the input bound must be from 0 to {MAX_TOKENS} tokens, not {input_bound_tokens}")
+    if not 0 <= output_bound_tokens <= MAX_TOKENS:
+        raise ValueError(f"the output bound must be from 0 to {MAX_TOKENS} tokens, not {output_bound_tokens}")
     if row.plain and service_tier in STANDARD_TIERS:
         dearest = _dearest_input(row.rates, writes, writes_1h)
         pico_usd = input_bound_tokens * dearest + output_bound_tokens * row.rates.output
@@ -219,6 +221,7 @@ def ceiling(
     return worst + row.per_request_nano_usd
 
 
+@lru_cache(4_096)  # of a price list as it was loaded: the same few Rates again and again
 def _dearest_input(rates: Rates, writes: bool, writes_1h: bool) -> int:
     """The dearest class that an input token may fall in."""
     dearest = max(rates.input, rates.read)

@@ -69,14 +69,17 @@ class Rates:
         return max(known, -(-half_inputs * self.input // 2))
 
     def pico_usd(self, usage: Usage) -> int:
-        return (
-            usage.input_uncached * self.input
-            + usage.cache_read * self.read
-            + usage.cache_write_5m * self.write_5m
-            + usage.cache_write_1h * self.write_1h
-            + usage.cache_write_12h * self.write_12h
-            + usage.output * self.output
-        )
+        # A rate that has to be looked for is looked for only where there is something to price.
+        sum_ = usage.input_uncached * self.input + usage.output * self.output
+        if usage.cache_read:
+            sum_ += usage.cache_read * self.read
+        if usage.cache_write_5m:
+            sum_ += usage.cache_write_5m * self.write_5m
+        if usage.cache_write_1h:
+            sum_ += usage.cache_write_1h * self.write_1h
+        if usage.cache_write_12h:
+            sum_ += usage.cache_write_12h * self.write_12h
+        return sum_
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class Quality(StrEnum):
 
 
 # A Struct, not a dataclass: one is built for every attempt and event, and this costs a tenth.
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Disjoint token counts of one attempt; each input token is in exactly one class.
 
     `cache_write_5m` is the provider's default write class (5 minutes at Anthropic, 30 at OpenAI);

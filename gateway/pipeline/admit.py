@@ -29,9 +29,12 @@ async def enter(world: World, x: Exchange) -> None:
 
     Once it has returned, `leave` is due when the provider's work for this request has ended.
     """
+    limits = _limits(world, x)
+    if not limits:
+        return
     try:
-        await _take_place(world, x)
-        await _take_rates(world, x)
+        await _take_place(world, x, limits)
+        await _take_rates(world, x, limits)
     except BaseException:
         leave(world, x)
         raise
@@ -42,15 +45,25 @@ def leave(world: World, x: Exchange) -> None:
     world.limits.leave(x.incoming.request_id)
 
 
-def _limits(world: World, x: Exchange) -> tuple[tuple[str, RateLimit], ...]:
+#: (scope, limit)
+_Limits = list[tuple[str, RateLimit]]
+_NO_LIMIT = RateLimit()
+
+
+def _limits(world: World, x: Exchange) -> _Limits:
     """What applies to this request, from the narrow to the wide."""
     key = x.caller.key
-    own = key.limit if key.limit != RateLimit() else world.policy.key_limit
-    return (f"key:{x.caller.key_id}", own), (f"team:{key.team_id}", key.team_limit)
+    own = key.limit if key.limit != _NO_LIMIT else world.policy.key_limit
+    found = []
+    if own != _NO_LIMIT:
+        found.append((f"key:{x.caller.key_id}", own))
+    if key.team_limit != _NO_LIMIT:
+        found.append((f"team:{key.team_id}", key.team_limit))
+    return found
 
 
-async def _take_place(world: World, x: Exchange) -> None:
-    most = {name: limit.concurrent for name, limit in _limits(world, x)}
+async def _take_place(world: World, x: Exchange, limits: _Limits) -> None:
+    most = {name: limit.concurrent for name, limit in limits}
     names = [(name, places) for name, places in most.items() if places is not None]
     if not names:
         return
@@ -62,10 +75,10 @@ async def _take_place(world: World, x: Exchange) -> None:
         )
 
 
-async def _take_rates(world: World, x: Exchange) -> None:
+async def _take_rates(world: World, x: Exchange, limits: _Limits) -> None:
     tokens = bounds.estimate_input_tokens(x.facts.size)
     buckets = []
-    for name, limit in _limits(world, x):
+    for name, limit in limits:
         if limit.requests_per_min is not None:
             buckets.append((f"{name}:requests", 1, limit.requests_per_min))
         if limit.tokens_per_min is not None:
@@ -94,11 +107,12 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     ask = least = _amounts(x, row, asked_output)
     if asked_output > _prior(world, x) and (comfort := _comfort(world, x)) < asked_output:
         least = _amounts(x, row, comfort)
-    granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least, landing=x.landing)
+    scopes = _scopes(attempt)
+    granted = await world.ledger.reserve(attempt, scopes, ask, least, landing=x.landing)
     stuck = isinstance(granted, Refused) and granted.state == State.PAUSED_LOOP
     # A person who speaks to a stuck agent is what its breaker waits for.
     if stuck and x.spoken and await world.go_on(attempt.task_id, "somebody has spoken to the model"):
-        granted = await world.ledger.reserve(attempt, _scopes(attempt), ask, least)
+        granted = await world.ledger.reserve(attempt, scopes, ask, least)
     if isinstance(granted, Refused):
         error = refusal_of(granted, ask, least, bound.unbounded_by(x, deployment))
         if not x.landing:  # in the place of a request that was counted
@@ -109,7 +123,7 @@ async def reserve(world: World, x: Exchange, attempt: Attempt, deployment: Deplo
     x.task_step = granted.task_step
     x.task_began_ms = granted.task_began_ms
     if x.run is not None:
-        runs.granted(world, _scopes(attempt), granted)
+        runs.granted(world, scopes, granted)
     x.under_hard_budget = granted.under_hard_budget
     x.granted = granted
     if granted.warned:

@@ -210,8 +210,11 @@ def terms(world: World, deployment: Deployment, now_ms: int) -> Terms | None:
 
 def granted(world: World, scopes: Sequence[str], answer: Granted) -> None:
     """What the ledger said of the budgets."""
+    if not answer.used:
+        world.runs.forget_budgets(scopes)
+        return
     named = {scope for scope, _ in answer.used}
-    world.runs.forget_budgets(scope for scope in scopes if scope not in named)
+    world.runs.forget_budgets([scope for scope in scopes if scope not in named])
     world.runs.learn_budgets(answer.used)
 
 
@@ -223,9 +226,7 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
     if thread is not None and outcome.kind is Kind.POST:
         usage = outcome.usage
         total = usage.input_total
-        # A fallback may have left the candidates.
-        known = (*x.route.candidates, *world.catalog().deployments) if total else ()
-        deployment = next((d for d in known if d.name == attempt.deployment), None)
+        deployment = _named(world, x, attempt.deployment) if total else None
         if deployment is not None:
             held = _held(world, x, deployment, usage)
             guess = bounds.estimate_input_tokens(x.facts.size)
@@ -238,10 +239,18 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
     return replace(outcome, note=f"{outcome.note}; {reason}" if outcome.note else reason)
 
 
+def _named(world: World, x: Exchange, name: str) -> Deployment | None:
+    for d in x.route.candidates:
+        if d.name == name:
+            return d
+    # A fallback has left the candidates.
+    return next((d for d in world.catalog().deployments if d.name == name), None)
+
+
 def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage) -> Held | None:
     """What the deployment's cache holds after this answer."""
     rule = cache_rule_of(world.cache_rules(), deployment, x.received_ms)
-    written = usage.cache_write_5m + usage.cache_write_1h + usage.cache_write_12h
+    written = usage.cache_write
     tokens = usage.cache_read + written
     if not written and (rule is None or rule.style is not Style.EXPLICIT):
         least = rule.min_prefix_tokens if rule is not None and rule.min_prefix_tokens else _LEAST_TOKENS

@@ -132,8 +132,9 @@ class MemoryPrefixIndex:
         if not here or here[-1].task_id != task_id:
             for link in ends.keys() & set(chain[:-1]):
                 steps = max(steps, 1 + self._leave(ends, link, task_id))
-        steps = max((end.steps for end in here if end.task_id == task_id), default=steps)
-        others = tuple(end for end in here if end.task_id != task_id)
+        others = [end for end in here if end.task_id != task_id]
+        if len(others) < len(here):
+            steps = max([end.steps for end in here if end.task_id == task_id])
         if not here:
             self._size += 1
         ends[chain[-1]] = (*others, End(task_id, steps, now_s))[-MAX_TASKS_AT_ONE_END:]

@@ -103,5 +103,8 @@ class Runner(Protocol):
     async def close(self) -> None: ...
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 def json_text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return _encode(value).decode()
