@@ -51,23 +51,26 @@ def learn(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> None
     if outcome.quality is not Quality.EXACT or outcome.kind is not Kind.POST:
         return
     usage = outcome.usage
+    billed = usage.input_total
     if usage.output:
         world.outputs.note(asker(x), usage.output // x.facts.n)
-    if x.input_bound is not None and usage.input_total > x.input_bound:
+    if x.input_bound is not None and billed > x.input_bound:
         # What a provider's own tools bring (web search) is in no request, and says nothing about its tokens.
         # Told once; the ledger tells of each.
         if not media.server_tools(x.facts) and world.known_prompts.distrust(attempt.deployment):
             _log.error(
                 "%s billed %d input tokens for attempt %s, whose bound was %d; from now on only bytes bound what goes there",
-                *(attempt.deployment, usage.input_total, attempt.attempt_id, x.input_bound),
+                *(attempt.deployment, billed, attempt.attempt_id, x.input_bound),
             )
     elif _TRIM not in _transforms(x):
         # What was trimmed now may leave whole another time.
-        world.known_prompts.note(attempt.deployment, x.chain, _as_sent(x), usage.input_total)
+        world.known_prompts.note(attempt.deployment, x.chain, _as_sent(x), billed)
 
 
 def _as_sent(x: Exchange) -> Prompt:
     """What was moved or dropped on the way makes another prompt of it."""
+    if not x.shaped.applied:
+        return x.prompt
     kinds = _transforms(x) - _NEUTRAL
     if not kinds or x.prompt.group is None:
         return x.prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,17 +37,19 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
 
+_IDS = struct.Struct(f"{RANDOM_BYTES}s" * 400)
+
+
 class Randomness:
     """Random bytes for ids, fetched from the kernel a few hundred ids at a time."""
 
     def __init__(self) -> None:
-        self._pool, self._at = b"", 0
+        self._pool: list[bytes] = []
 
     def take(self) -> bytes:
-        if self._at + RANDOM_BYTES > len(self._pool):
-            self._pool, self._at = os.urandom(RANDOM_BYTES * 400), 0
-        self._at += RANDOM_BYTES
-        return self._pool[self._at - RANDOM_BYTES : self._at]
+        if not self._pool:
+            self._pool = list(_IDS.unpack(os.urandom(_IDS.size)))
+        return self._pool.pop()
 
 
 @dataclass(frozen=True, slots=True)

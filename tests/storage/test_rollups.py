@@ -11,7 +11,6 @@ from gateway.storage.database import Database, open_database
 from gateway.storage.rollups import mend
 from gateway.storage.schema import migrate
 from gateway.storage.tables import USAGE_SUMS
-from tests.storage import worlds
 from tests.storage.worlds import NOON_MS, attempt, opened, outcome, reserve, rows, run
 
 HOUR_MS = 3_600_000
