@@ -8,44 +8,35 @@ several prompts in one step, memory of running requests, decode that slows down 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bench.gpu_prompts import BLOCK_TOKENS, Run, Turn, known_blocks
+from bench.gpu_prompts import BLOCK_TOKENS, Run, Turn
+from gateway.core.replicas.index import PrefixIndex
 
 FIRST_TOKEN_S = 0.05
 DECODE_TOKENS_PER_S = 60.0
+_ENDLESS_TOKENS = 1 << 62
 
 
 class Cache:
-    """Token blocks, the least recently used out first; the last blocks of a prompt count as older than its first."""
+    """Token blocks, the least recently used out first; the last blocks of a prompt count as older than its first.
+
+    A block is named by all that is before it, so a tree of runs holds the same as a list of single blocks would
+    (tests/core/test_replicas_routing.py), and a prompt costs a few steps instead of one for each of its blocks.
+    """
 
     def __init__(self, tokens: int) -> None:
-        self._capacity = max(1, tokens // BLOCK_TOKENS)
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks = PrefixIndex(max(1, tokens // BLOCK_TOKENS), nodes_max=1 << 30)
 
-    def match(self, blocks: Sequence[int]) -> int:
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in self._blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def match(self, blocks: array[int]) -> int:
+        return self._blocks.match(blocks)
 
-    def use(self, blocks: Sequence[int]) -> None:
-        known, move = self._blocks, self._blocks.move_to_end
-        for block in reversed(blocks):
-            known[block] = None
-            move(block)
-        while len(known) > self._capacity:
-            known.popitem(last=False)
-
-    def clear(self) -> None:
-        self._blocks.clear()
+    def use(self, blocks: array[int]) -> None:
+        self._blocks.add(blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +104,7 @@ class Simulation:
         self._prefill_per_s = prefill_per_s
         self._events: list[tuple[float, int, Callable[[float, Request], None], Request]] = []
         self._numbers = 0
-        self._seen: set[int] = set()
+        self._seen = Cache(_ENDLESS_TOKENS)
         self._prompt = self._cached = self._seen_tokens = 0
         self._first_s: list[float] = []
         self._per_engine = [0] * engines
@@ -151,8 +142,8 @@ class Simulation:
         engine.active += 1
         engine.backlog += request.uncached_tokens
         engine.queue.append(request)
-        self._seen_tokens += min(request.turn.tokens - 1, known_blocks(self._seen, blocks) * BLOCK_TOKENS)
-        self._seen.update(blocks)
+        self._seen_tokens += min(request.turn.tokens - 1, self._seen.match(blocks) * BLOCK_TOKENS)
+        self._seen.use(blocks)
         self._prefill(engine, now_s)
 
     def _prefill(self, engine: Engine, now_s: float) -> None:

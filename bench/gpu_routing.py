@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.gpu_plot import plot
 from bench.gpu_policies import NAMES, policy
-from bench.gpu_prompts import BLOCK_TOKENS, Run, agent_sessions, mixed, recorded, recorded_runs
+from bench.gpu_prompts import BLOCK_TOKENS, Recorded, Run, agent_sessions, mixed, recorded, recorded_runs
 from bench.gpu_replicas import Result, Simulation
 from gateway.core.replicas.chain import BLOCK_BYTES, Chain, links_of
 from gateway.core.replicas.fleet import Fleet
@@ -44,13 +47,16 @@ RECORDED = {
 }
 POOLED = "pooled"
 TITLES = {**NAMES, POOLED: "one replica with the memory and speed of all"}
+#: The traces once more with smaller caches, at this load, and by these policies.
+SIZES = (300_000, 500_000, 1_000_000, 2_000_000, 8_000_000)
+SIZES_LOAD, SIZES_POLICIES = "medium", (POOLED, "session_1.25", "cache_aware", "ours")
 PROMISES = (
     "At light and medium load, ours reads within 2 points of the best possible from the cache, and at least 10 points "
-    "more than bounded consistent hashing (c = 1.25), unless fewer than 12 are left to gain. The first token (p90) "
-    "comes at least as soon as under cache_aware; where overloaded, where seeds differ by more than the two do, not "
-    "more than 5% later."
+    "more than bounded consistent hashing (c = 1.25), unless the best possible itself is fewer than 12 points above it "
+    "(*What there is to gain*, below). The first token (p90, mean of the seeds) comes at least as soon as under "
+    "cache_aware, at every load."
 )
-POINTS_TO_BEST, POINTS_ABOVE_HASHING, LATER_OVERLOADED = 2.0, 10.0, 1.05
+POINTS_TO_BEST, POINTS_ABOVE_HASHING = 2.0, 10.0
 PICK_US_MAX = 100.0
 
 
@@ -67,6 +73,31 @@ class Row:
     first_token_p50_s: float
     first_token_p90_s: float
     busiest: float  # requests of the busiest replica over the mean
+    first_token_p90_by_seed_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """One play of a recorded trace with a cache of another size."""
+
+    workload: str
+    kv_tokens: int  # of one replica
+    policy: str
+    hit_rate: float
+    first_token_p90_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What a worker is asked for. `kv_tokens` 0: the size that belongs to the load."""
+
+    workload: str
+    load: str
+    policy: str
+    seed: int
+    sessions: int
+    traces: Path
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +118,9 @@ def main() -> int:
     ap.add_argument(
         "--workloads", default=",".join((*AGENTS, *RECORDED)), help="of: %(default)s".replace("%", "%")
     )
-    ap.add_argument("--seeds", type=int, default=2, help="runs of the generator that are averaged")
+    ap.add_argument("--seeds", type=int, default=10, help="runs of the generator that are averaged")
     ap.add_argument("--sessions", type=int, default=SESSIONS, help="of the generator")
+    ap.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that play at once")
     ap.add_argument("--traces", type=Path, default=TRACES, help="folder of the recorded traces")
     ap.add_argument("--json", action="store_true", help="rows as JSON; writes no file")
     ap.add_argument("--out", type=Path, default=HERE / "GPU.md")
@@ -101,17 +133,39 @@ def main() -> int:
     for name in missing:
         print(f"gpu_routing: {name} is left out: no {args.traces / RECORDED[name]}", file=sys.stderr)
     workloads = [name for name in asked["workloads"] if name not in missing]
-    rows = list(played(workloads, asked["loads"], asked["policies"], args.seeds, args.sessions, args.traces))
+    plays = [
+        Play(workload, load, name, seed, args.sessions, args.traces)
+        for workload in workloads
+        for load in asked["loads"]
+        for seed in range(args.seeds if workload in AGENTS else 1)
+        for name in asked["policies"]
+    ]
+    plays += [
+        Play(workload, SIZES_LOAD, name, 0, args.sessions, args.traces, kv_tokens)
+        for workload in workloads
+        if workload in RECORDED and SIZES_LOAD in asked["loads"]
+        for kv_tokens in SIZES
+        for name in SIZES_POLICIES
+        if name in asked["policies"]
+    ]
+    results = dict(zip(plays, played(plays, args.processes), strict=True))
+    rows, sized = rows_of(results)
     cost = picking()
     found = broken(rows)
     if args.json:
         print(
             json.dumps(
-                {"rows": [asdict(r) for r in rows], "picking": asdict(cost), "broken": found}, indent=1
+                {
+                    "rows": [asdict(r) for r in rows],
+                    "sizes": [asdict(r) for r in sized],
+                    "picking": asdict(cost),
+                    "broken": found,
+                },
+                indent=1,
             )
         )
     else:
-        text = report(rows, cost, found, missing, args.seeds)
+        text = report(rows, sized, cost, found, missing, args.seeds)
         print(text)
         if rows:
             args.out.write_text(text)
@@ -119,39 +173,38 @@ def main() -> int:
     return 1 if found else 0
 
 
-def played(
-    workloads: Sequence[str],
-    loads: Sequence[str],
-    policies: Sequence[str],
-    seeds: int,
-    sessions: int,
-    traces: Path,
-) -> Iterator[Row]:
+def played(plays: Sequence[Play], processes: int) -> Iterator[Result]:
+    """In the order of `plays`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    total = sum(len(loads) * len(policies) * (seeds if w in AGENTS else 1) for w in workloads)
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=total)
-        for workload in workloads:
-            for load in loads:
-                runs, kv_tokens = prompts(workload, load, seeds, sessions, traces)
-                for name in policies:
-                    results = []
-                    for seed, each in enumerate(runs):
-                        progress.update(task, description=f"{workload}, {load}: {name}")
-                        results.append(play(each, name, kv_tokens, seed))
-                        progress.advance(task)
-                    yield _row(workload, load, name, results)
+    with (
+        Progress(*columns, console=Console(stderr=True)) as progress,
+        ProcessPoolExecutor(max(1, processes)) as workers,
+    ):
+        task = progress.add_task("", total=len(plays))
+        # Neighbours have the same prompts, which a worker makes once.
+        for each, result in zip(plays, workers.map(played_one, plays, chunksize=len(TITLES)), strict=True):
+            progress.update(task, description=f"{each.workload}, {each.load}: {each.policy}", advance=1)
+            yield result
 
 
-def prompts(workload: str, load: str, seeds: int, sessions: int, traces: Path) -> tuple[list[list[Run]], int]:
-    """The runs of each seed, and the tokens that one replica's cache holds."""
+def played_one(asked: Play) -> Result:
+    runs, kv_tokens = prompts(asked.workload, asked.load, asked.seed, asked.sessions, asked.traces)
+    return play(runs, asked.policy, asked.kv_tokens or kv_tokens, asked.seed)
+
+
+@lru_cache(maxsize=1)
+def prompts(workload: str, load: str, seed: int, sessions: int, traces: Path) -> tuple[list[Run], int]:
+    """The runs, and the tokens that one replica's cache holds."""
     if workload in AGENTS:
         per_s, kv_tokens = AGENT_LOADS[load]
-        found = [agent_sessions(seed + 1, sessions, per_s, AGENTS[workload]) for seed in range(seeds)]
-        return found, kv_tokens
+        return agent_sessions(seed + 1, sessions, per_s, AGENTS[workload]), kv_tokens
     busy, kv_tokens = TRACE_LOADS[load]
-    requests = recorded(traces / RECORDED[workload], seed=1, limit=4_000)
-    return [recorded_runs(requests, REPLICAS * PREFILL_PER_S, busy)], kv_tokens
+    return recorded_runs(trace(traces / RECORDED[workload]), REPLICAS * PREFILL_PER_S, busy), kv_tokens
+
+
+@lru_cache(maxsize=1)
+def trace(path: Path) -> list[Recorded]:
+    return recorded(path, seed=1, limit=4_000)
 
 
 def play(runs: Sequence[Run], name: str, kv_tokens: int, seed: int) -> Result:
@@ -160,6 +213,21 @@ def play(runs: Sequence[Run], name: str, kv_tokens: int, seed: int) -> Result:
         return Simulation(runs, one, 1, kv_tokens * REPLICAS, PREFILL_PER_S * REPLICAS).play()
     picks = policy(name, REPLICAS, kv_tokens, PREFILL_PER_S, seed)
     return Simulation(runs, picks, REPLICAS, kv_tokens, PREFILL_PER_S).play()
+
+
+def rows_of(results: Mapping[Play, Result]) -> tuple[list[Row], list[Sized]]:
+    cells: dict[tuple[str, str, str], list[Result]] = {}
+    sized = []
+    for p, r in results.items():
+        if p.kv_tokens:
+            sized.append(
+                Sized(
+                    p.workload, p.kv_tokens, p.policy, round(r.hit_rate, 4), round(r.first_token_at(0.9), 4)
+                )
+            )
+        else:
+            cells.setdefault((p.workload, p.load, p.policy), []).append(r)
+    return [_row(*cell, of) for cell, of in cells.items()], sized
 
 
 def _row(workload: str, load: str, name: str, results: Sequence[Result]) -> Row:
@@ -171,6 +239,7 @@ def _row(workload: str, load: str, name: str, results: Sequence[Result]) -> Row:
         *(mean(lambda r: r.hit_rate), mean(lambda r: r.best_hit_rate)),
         *(mean(lambda r: r.first_token_at(0.5)), mean(lambda r: r.first_token_at(0.9))),
         mean(lambda r: r.most_of_fair_share),
+        tuple(round(r.first_token_at(0.9), 4) for r in results),
     )
 
 
@@ -192,8 +261,7 @@ def broken(rows: Sequence[Row]) -> list[str]:
             if gain and hit - there < POINTS_ABOVE_HASHING:
                 found.append(f"{where}: {hit:.1f}% from the cache, hashing has {there:.1f}%")
         aware = by.get((workload, load, "cache_aware"))
-        later = LATER_OVERLOADED if load == "overloaded" else 1.0
-        if aware is not None and ours.first_token_p90_s > later * aware.first_token_p90_s:
+        if aware is not None and ours.first_token_p90_s > aware.first_token_p90_s:
             found.append(
                 f"{where}: first token p90 {ours.first_token_p90_s:.2f} s, cache_aware {aware.first_token_p90_s:.2f} s"
             )
@@ -244,7 +312,12 @@ def picking(replicas: int = 32, prompt_tokens: int = 200_000, rounds: int = 15, 
 
 
 def report(
-    rows: Sequence[Row], cost: Picking, found: Sequence[str], missing: Sequence[str], seeds: int
+    rows: Sequence[Row],
+    sized: Sequence[Sized],
+    cost: Picking,
+    found: Sequence[str],
+    missing: Sequence[str],
+    seeds: int,
 ) -> str:
     lines = [
         "# Picking a replica",
@@ -283,6 +356,7 @@ def report(
             shown = [f"{cells[x].hit_rate:.1%} / {cells[x].first_token_p90_s:.2f} s" for x in loads]
             title = f"**{TITLES[name]}**" if name == "ours" else TITLES[name]
             lines.append(f"| {title} | " + " | ".join(shown) + " |")
+    lines += against(rows) + sizes(sized)
     verdict = "kept" if cost.pick_us < PICK_US_MAX else "broken"
     lines += [
         "",
@@ -294,6 +368,90 @@ def report(
         "",
     ]
     return "\n".join(lines)
+
+
+def against(rows: Sequence[Row]) -> list[str]:
+    """The two other ways that promises name, beside ours."""
+    by = {(r.workload, r.load, r.policy): r for r in rows}
+    gains, waits = [], []
+    for (workload, load, name), ours in by.items():
+        hashing, aware = (by.get((workload, load, other)) for other in ("session_1.25", "cache_aware"))
+        if name != "ours":
+            continue
+        if hashing is not None and load != "overloaded":
+            hit, there, best = (100 * x for x in (ours.hit_rate, hashing.hit_rate, ours.best_hit_rate))
+            gains.append(
+                f"| {workload}, {load} | {best:.1f} - {there:.1f} = **{best - there:.1f}** | "
+                f"{hit:.1f} - {there:.1f} = **{hit - there:.1f}** | {best - hit:.1f} |"
+            )
+        if aware is not None:
+            later = [
+                mine - other
+                for mine, other in zip(
+                    ours.first_token_p90_by_seed_s, aware.first_token_p90_by_seed_s, strict=True
+                )
+            ]
+            spread = f"{statistics.stdev(later) / len(later) ** 0.5:.2f} s" if len(later) > 1 else "one play"
+            waits.append(
+                f"| {workload}, {load} | {ours.first_token_p90_s:.2f} s | {aware.first_token_p90_s:.2f} s | "
+                f"{statistics.fmean(later):+.2f} s | {spread} | {sum(x <= 0 for x in later)} of {len(later)} |"
+            )
+    lines = []
+    if gains:
+        lines += [
+            "",
+            "## What there is to gain",
+            "",
+            "Points of hit rate above bounded consistent hashing of the session (c = 1.25): what the best possible has, "
+            "what ours has, and what ours leaves. No policy can be 10 points above where the best possible is not.",
+            "",
+            "| workload, load | best possible - hashing | ours - hashing | best possible - ours |",
+            "|---|---:|---:|---:|",
+            *gains,
+        ]
+    if waits:
+        lines += [
+            "",
+            "## First token against cache_aware",
+            "",
+            "p90, mean of the seeds; the difference seed by seed, with its standard error, and the seeds in which ours is "
+            "no later.",
+            "",
+            "| workload, load | ours | cache_aware | difference | standard error | no later |",
+            "|---|---:|---:|---:|---:|---:|",
+            *waits,
+        ]
+    return lines
+
+
+def sizes(sized: Sequence[Sized]) -> list[str]:
+    """The recorded traces by the size of a replica's cache; the best possible there is one shared cache of all."""
+    lines = []
+    for workload in dict.fromkeys(s.workload for s in sized):
+        by = {(s.kv_tokens, s.policy): s for s in sized if s.workload == workload}
+        lines += [
+            "",
+            f"## {workload[0].upper()}{workload[1:]} by size of a cache, {SIZES_LOAD} load",
+            "",
+            "Hit rate / first token p90. 300,000 tokens are what the agents above have, 500,000 what is taken for a server "
+            "that does not tell; a million and more are in host memory. Possible is, here, what one replica with the "
+            "memory of all reads.",
+            "",
+            "| tokens a replica | "
+            + " | ".join(TITLES[p] for p in SIZES_POLICIES)
+            + " | possible - hashing | ours - hashing |",
+            "|---:|" + "---:|" * (len(SIZES_POLICIES) + 2),
+        ]
+        for kv_tokens in dict.fromkeys(size for size, _ in by):
+            found = [by.get((kv_tokens, p)) for p in SIZES_POLICIES]
+            if None in found:
+                continue
+            pooled, hashing, _, ours = (100 * s.hit_rate for s in found if s is not None)
+            cells = " | ".join(
+                f"{s.hit_rate:.1%} / {s.first_token_p90_s:.2f} s" for s in found if s is not None
+            )
+            lines.append(f"| {kv_tokens:,} | {cells} | {pooled - hashing:.1f} | {ours - hashing:.1f} |")
+    return lines
 
 
 if __name__ == "__main__":

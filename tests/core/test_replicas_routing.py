@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +11,8 @@ import pytest
 
 from bench.gpu_plot import plot
 from bench.gpu_policies import NAMES, policy
-from bench.gpu_prompts import agent_sessions, recorded, recorded_runs
-from bench.gpu_replicas import Result, Simulation
+from bench.gpu_prompts import BLOCK_TOKENS, agent_sessions, recorded, recorded_runs
+from bench.gpu_replicas import Cache, Result, Simulation
 from bench.gpu_routing import Row, broken
 
 REPLICAS, KV_TOKENS, PREFILL_PER_S = 4, 150_000, 16_000.0
@@ -41,6 +42,23 @@ def test_every_policy_plays_every_request(name: str) -> None:
     result = Simulation(runs, policy(name, 3, 50_000, PREFILL_PER_S, 0), 3, 50_000, PREFILL_PER_S).play()
     assert result.requests == sum(len(run.turns) for run in runs)
     assert 0 < result.hit_rate <= result.best_hit_rate < 1
+
+
+def test_the_simulated_cache_holds_what_a_list_of_single_blocks_would_hold() -> None:
+    runs = agent_sessions(5, 8, 0.1, tenants=2, system_tokens=2_000)
+    capacity = 40_000 // BLOCK_TOKENS
+    cache, simple = Cache(40_000), OrderedDict[int, None]()
+    turns = sorted((n, i, turn) for i, run in enumerate(runs) for n, turn in enumerate(run.turns))
+    for _, _, turn in turns:
+        blocks = turn.blocks
+        held = next((n for n, block in enumerate(blocks) if block not in simple), len(blocks))
+        assert cache.match(blocks) == held
+        cache.use(blocks)
+        for block in reversed(blocks):
+            simple[block] = None
+            simple.move_to_end(block)
+        while len(simple) > capacity:
+            simple.popitem(last=False)
 
 
 def test_a_recorded_trace_is_stretched_to_the_load_and_its_threads_are_found(tmp_path: Path) -> None:
