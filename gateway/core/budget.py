@@ -229,6 +229,19 @@ def fits(budget: Budget, ask: Amounts, least: Amounts) -> bool:
     return _fitting(budget.unit, ask, least, budget.room) is not None
 
 
+def stop_of(b: Budget) -> str:
+    """What names one stop of a budget that many tasks share: until its next window, or until its limit changes."""
+    return f"{b.scope} {b.unit} {0 if b.rolling else b.window_start_ms}.{b.epoch}"
+
+
+def shared_landing(budgets: Iterable[Budget]) -> Budget | None:
+    """The most used of those budgets of keys, teams and tenants that let each task under them sum up."""
+    found = [
+        b for b in budgets if b.hard and b.on_exceed is OnExceed.SUMMARIZE and not b.scope.startswith("task:")
+    ]
+    return max(found, key=lambda b: b.spent / max(1, b.limit), default=None)
+
+
 def refused_by(b: Budget, now_ms: int, landing: bool = False) -> Refused:
     """What this budget says to an ask that does not fit it."""
     kept_back = 0 if landing else b.landing

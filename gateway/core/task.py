@@ -63,6 +63,17 @@ def landed_by(request_id: str, attempt_no: int) -> str:
     return f"{landings_of(request_id)}{attempt_no}"
 
 
+def landing_under(stop: str) -> str:
+    """How the reason of a task ends that had its last answer under a budget that others share (`budget.stop_of`)."""
+    return f" under {stop}"
+
+
+def may_land_under(reason: str, request_id: str, stop: str) -> bool:
+    """Whether a task that runs takes a landing under a shared budget: that of one request per stop of that budget."""
+    had = reason.startswith(_LANDED) and reason.endswith(landing_under(stop))
+    return not had or reason.startswith(landings_of(request_id))
+
+
 def admits(state: str, landing: bool) -> bool:
     """Whether a task in that state takes a request; a landing is the last answer of one whose budget is used up."""
     return state in ADMITTING or (landing and state == State.PAUSED_BUDGET)

@@ -28,6 +28,8 @@ from gateway.pipeline.shape import shape
 from gateway.ports import Answer
 
 _CODEX = "codex"
+#: Summaries that what a shared budget keeps back is to pay for, at the least.
+_LANDINGS = 8
 
 
 def warn(world: World, granted: Granted) -> None:
@@ -80,8 +82,9 @@ def last_exchange(world: World, x: Exchange, error: GatewayError) -> Exchange | 
     refused = error.refused if isinstance(error, BudgetExceeded) and error.used_up else None
     if refused is None or refused.on_exceed is not OnExceed.SUMMARIZE:
         return None
-    # Those of a team or key are shared: a summary by each of its tasks would use them up again.
-    if refused.scope != f"task:{x.task.task_id}" or x.operation not in SPEAKABLE or x.landing:
+    # That of a task above is summed up by that task.
+    own, above = f"task:{x.task.task_id}", refused.scope.startswith("task:")
+    if (above and refused.scope != own) or x.operation not in SPEAKABLE or x.landing:
         return None
     route = _route(world, x)
     body = None if route is None else _body(world, x, route, refused)
@@ -109,11 +112,7 @@ def _route(world: World, x: Exchange) -> Route | None:
     except (NotFound, InvalidRequest):
         return None
     small = tuple(d for d in found.candidates if d.tier is Tier.SMALL)
-    return (
-        replace(found, rule=LANDING_RULE, why="the task's budget is used up", candidates=small)
-        if small
-        else None
-    )
+    return replace(found, rule=LANDING_RULE, why="the budget is used up", candidates=small) if small else None
 
 
 def _body(world: World, x: Exchange, route: Route, refused: Refused) -> bytes | None:
@@ -121,6 +120,9 @@ def _body(world: World, x: Exchange, route: Route, refused: Refused) -> bytes | 
     deployment = route.candidates[0]
     row = world.prices().find(deployment.price, x.received_ms)
     room = refused.limit - refused.spent - refused.held
+    # What many tasks share must do for several; the smallest summary may take what there is.
+    share = room if refused.scope.startswith("task:") else min(room, refused.kept_back // _LANDINGS)
+    smallest = landing.SIZES[-1]
     most = deployment.max_output_tokens
     if row is None or room < 1:
         return None
@@ -140,7 +142,7 @@ def _body(world: World, x: Exchange, route: Route, refused: Refused) -> bytes | 
         needed = {Unit.USD: cost, Unit.INPUT_TOKENS: tokens, Unit.OUTPUT_TOKENS: output, Unit.CALLS: 1}
         window = deployment.context_tokens
         if (
-            needed[refused.unit] <= room
+            needed[refused.unit] <= (room if (size, output) == smallest else share)
             and (most is None or output <= most)
             and (window is None or tokens + output <= window)
         ):

@@ -64,7 +64,9 @@ class Spent:
             known, scopes = Known(error, refused, attempt, now_s + TTL_S, changes), {own}
         elif error.used_up:
             known = Known(used_up(refused), refused, attempt, now_s + TTL_S, changes)
-            scopes = {refused.scope, own} if refused.scope.startswith("task:") else {refused.scope}
+            # Under a shared budget each task has its own last answer.
+            shared = not refused.scope.startswith("task:")
+            scopes = {own} if landed else {refused.scope} if shared else {refused.scope, own}
         else:
             return
         if not self.any(now_s) or len(self._known) >= _MOST:

@@ -19,10 +19,21 @@ from gateway.core.budget import (
     held_by,
     hold,
     refused_by,
+    shared_landing,
+    stop_of,
     used_percents,
 )
 from gateway.core.entry import Amounts, Attempt, Granted, Refused
-from gateway.core.task import ADMITTING, State, admits, landed_by, landings_of, may_land
+from gateway.core.task import (
+    ADMITTING,
+    State,
+    admits,
+    landed_by,
+    landing_under,
+    landings_of,
+    may_land,
+    may_land_under,
+)
 from gateway.storage import budget_rows, lines, task_rows
 from gateway.storage.budget_rows import Place, TaskLimit
 from gateway.storage.lines import NO_LINE, TOO_DEEP, Line, Link
@@ -42,13 +53,15 @@ _TASK_LIMITS = Sql(
 _HOLDS = Sql("SELECT attempt_id, answer FROM hold WHERE attempt_id = ANY($1::text[])")
 #: Locked after the budgets, as everywhere.
 _STATES = Sql(
-    "SELECT task_id, state, state_reason FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE"
+    "SELECT task_id, state, state_reason, steps FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE"
 )
 #: The guard of "one landing per pause", whatever was read before.
 _LAND = Sql(
     "UPDATE task SET state_reason = $2 WHERE task_id = $1 AND state = 'paused_budget' "
     "AND (state_reason NOT LIKE 'summed up by %' OR state_reason LIKE $3) RETURNING task_id"
 )
+#: Under a budget that others share, which pauses no task. Its row was read and locked (`may_land_under`).
+_LAND_UNDER = Sql("UPDATE task SET state_reason = $2 WHERE task_id = $1")
 _COUNT_STEPS = Sql(
     "INSERT INTO task (task_id, key_id, team_id, tenant_id, external_id, source, parent_task_id, state, "
     "created_at_ms, last_at_ms, steps) VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $8, $9) "
@@ -142,10 +155,11 @@ def admit(
         attempt_id = ask.attempt.attempt_id
         if careful and attempt_id in answered:  # twice in one batch
             continue
+        under = books.landing_under(ask, states) if careful else None
         # Nearly always nobody has said anything that could stop one.
-        stop = (
-            _stop_of(ask, states if careful else None, books.line(ask), links) if careful or above else None
-        )
+        stop = None
+        if careful or above:
+            stop = _stop_of(ask, states if careful else None, books.line(ask), links, under)
         answered[attempt_id] = books.answer(ask, stop)
 
     if not careful:
@@ -158,7 +172,7 @@ def admit(
     if books.shadows:
         yield from budget_rows.announce([_shadow(books.budgets[i]) for i in sorted(books.shadows)], now_ms)
     if books.granted:
-        answered.update((yield from _write(books.granted, above, lease, now_ms)))
+        answered.update((yield from _write(books.granted, books.under, above, lease, now_ms)))
     if books.used_up:
         yield from task_rows.pause_used_up(books.used_up, now_ms)
     own = {ask.attempt.task_id for ask in new}
@@ -180,9 +194,22 @@ class _Books:
         self._now_ms = now_ms
         self._where: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
         self._landed: set[str] = set()  # tasks whose landing is among the granted
+        self.under: dict[str, str] = {}  # task that runs -> the stop of a shared budget under which it lands
 
     def line(self, ask: Ask) -> Line:
         return self._above.get(_member(ask), NO_LINE) if self._above else NO_LINE
+
+    def landing_under(self, ask: Ask, states: _States) -> str | None:
+        """The stop under which the task of this landing may sum up, though it runs; None = it must be stopped itself."""
+        state, _, steps = states.get(ask.attempt.task_id, _NEW)
+        if not ask.landing or state not in ADMITTING or not steps:  # what has not begun has nothing to sum up
+            return None
+        budget_ids, _ = self._budgets_of(_scopes(ask, self.line(ask)))
+        shared = shared_landing(self.budgets[i] for i in budget_ids)
+        if shared is None:
+            return None
+        stop = self.under[ask.attempt.task_id] = stop_of(shared)
+        return stop
 
     def answer(self, ask: Ask, stop: tuple[str, str] | None) -> Granted | Refused:
         """Decide one ask, and hold what it is granted. `stop`: the task that admits nothing now, and its state."""
@@ -248,19 +275,27 @@ class _Books:
         return known
 
 
+#: task id -> state, reason and steps
+_States = Mapping[str, tuple[str, str, int]]
+_NEW = (State.RUNNING, "", 0)
+
+
 def _stop_of(
-    ask: Ask, states: Mapping[str, tuple[str, str]] | None, line: Line, links: Mapping[str, Link]
+    ask: Ask, states: _States | None, line: Line, links: Mapping[str, Link], under: str | None
 ) -> tuple[str, str] | None:
     """The task that keeps this ask from being admitted, be it its own or one above, and its state.
 
-    `states` of None: they were not read.
+    `states` of None: they were not read. `under`: the stop of a shared budget under which a landing is asked for.
     """
     own = ask.attempt.task_id
     if line.too_deep:
         return own, TOO_DEEP
     if states is not None:
-        state, reason = states.get(own, (State.RUNNING, ""))
-        if ask.landing:
+        state, reason, _ = states.get(own, _NEW)
+        if under is not None:
+            if not may_land_under(reason, ask.attempt.request_id, under):
+                return own, State.PAUSED_BUDGET
+        elif ask.landing:
             if not may_land(state, reason, ask.attempt.request_id):
                 return own, state
         elif not admits(state, False):
@@ -289,10 +324,10 @@ def granted_before(attempt_ids: list[str]) -> Tx[dict[str, Granted]]:
     return {attempt_id: _granted.decode(answer) for attempt_id, answer in rows}
 
 
-def _read_states(asks: Sequence[Ask]) -> Tx[dict[str, tuple[str, str]]]:
-    """(state, reason) of those tasks that have a row."""
+def _read_states(asks: Sequence[Ask]) -> Tx[_States]:
+    """Of those tasks that have a row."""
     rows = yield Fetch(_STATES, (sorted({ask.attempt.task_id for ask in asks}),))
-    return {task_id: (state, reason) for task_id, state, reason in rows}
+    return {task_id: (state, reason, steps) for task_id, state, reason, steps in rows}
 
 
 #: (task, parent that its client names)
@@ -371,7 +406,11 @@ def _lock_budgets(
 
 
 def _write(
-    granted: Sequence[tuple[Ask, Granted, str]], above: _Lines, lease: Lease, now_ms: int
+    granted: Sequence[tuple[Ask, Granted, str]],
+    under: Mapping[str, str],
+    above: _Lines,
+    lease: Lease,
+    now_ms: int,
 ) -> Tx[dict[str, Granted]]:
     """Count the steps of tasks and insert the holds; returns the answers with their steps."""
     firsts: dict[str, int] = {}
@@ -399,13 +438,7 @@ def _write(
             raise Conflict("a task has a parent in whose budgets nothing was held")
         step[task_id] = steps - firsts[task_id]
         began_ms[task_id] = created_at_ms
-    landings = [
-        (a.task_id, landed_by(a.request_id, a.attempt_no), f"{landings_of(a.request_id)}%")
-        for ask, _, _ in granted
-        if (a := ask.attempt) and ask.landing
-    ]
-    if landings and len((yield FetchEach(_LAND, sorted(landings)))) < len(landings):
-        raise Conflict("a task has landed already, or has no need to")
+    yield from _land([ask.attempt for ask, _, _ in granted if ask.landing], under)
     answers: dict[str, Granted] = {}
     holds = []
     replica_id, epoch = lease.replica_id, lease.epoch
@@ -436,6 +469,21 @@ def _write(
         )
     yield Each(_INSERT_HOLD, holds)
     return answers
+
+
+def _land(attempts: Sequence[Attempt], under: Mapping[str, str]) -> Tx[None]:
+    """Write down whose last answers these are. Raises `Conflict` if a task had its own meanwhile."""
+    own, shared = [], []
+    for a in sorted(attempts, key=lambda a: a.task_id):
+        by = landed_by(a.request_id, a.attempt_no)
+        if a.task_id in under:
+            shared.append((a.task_id, by + landing_under(under[a.task_id])))
+        else:
+            own.append((a.task_id, by, f"{landings_of(a.request_id)}%"))
+    if shared:
+        yield Each(_LAND_UNDER, shared)
+    if own and len((yield FetchEach(_LAND, own))) < len(own):
+        raise Conflict("a task has landed already, or has no need to")
 
 
 def _task_row(attempt: Attempt, now_ms: int, firsts: int) -> tuple[object, ...]:

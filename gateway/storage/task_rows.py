@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.core.budget import Budget
 from gateway.core.entry import Attempt, Refused
-from gateway.core.task import ALERTED_FROM_PERCENT, REACHED_FROM, State, landed_by
+from gateway.core.task import ALERTED_FROM_PERCENT, REACHED_FROM, State, landed_by, landing_under
 from gateway.storage import budget_rows
 from gateway.storage.transact import Each, Fetch, FetchEach, Sql, Tx
 
@@ -23,6 +23,9 @@ _CHANGE = {state: _changes(state) for state in State}
 #: A landing that came to nothing leaves the next request its chance, unless another attempt took over.
 _NOT_LANDED = Sql(
     "UPDATE task SET state_reason = 'its last answer failed' WHERE task_id = $1 AND state = 'paused_budget' AND state_reason = $2"
+)
+_NOT_LANDED_UNDER = Sql(
+    "UPDATE task SET state_reason = '' WHERE task_id = $1 AND state IN ('running', 'alerted') AND state_reason LIKE $2"
 )
 _CHILDREN = Sql("SELECT task_id FROM task WHERE parent_task_id = ANY($1::text[])")
 _LOCK = Sql("SELECT task_id FROM task WHERE task_id = ANY($1::text[]) ORDER BY task_id FOR UPDATE")
@@ -107,6 +110,9 @@ def not_landed(voided: Sequence[Attempt]) -> Tx[None]:
     rows = sorted((a.task_id, landed_by(a.request_id, a.attempt_no)) for a in voided)
     if rows:
         yield Each(_NOT_LANDED, rows)
+        yield Each(
+            _NOT_LANDED_UNDER, [(task_id, f"{reason}{landing_under('%')}") for task_id, reason in rows]
+        )
 
 
 def _task_of(budget: Budget) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 
 from gateway.core.catalog import Provider, Tier, Wire
 from gateway.core.entry import Kind, OnExceed, Refused, Unit
+from gateway.core.prices import PriceRow, Rates
 from gateway.core.sse import SseSplitter, event_data
 from tests.support.recorder import Recorder, Script
 from tests.support.small_world import SmallWorld, deployment, provider
@@ -152,7 +154,7 @@ async def test_a_summary_is_written_once_by_the_small_tier(path: str, stream: bo
     ("why", "more"),
     [
         ("no small deployment", {}),
-        ("another scope", {"scope": "team:team1"}),
+        ("that of a task above", {"scope": "task:another"}),
         ("too little left", {"limit": 980_000_100}),
         ("holds may come back", {"held": 500_000_000, "spent": 400_000_000}),
         ("the ledger says no", {}),
@@ -169,6 +171,39 @@ async def test_without_a_landing_the_refusal_stands(why: str, more: dict[str, An
             answer, body = await post(gw, PATHS[0], False)
             assert (answer.status, json.loads(body)["error"]["code"]) == (402, "budget_exceeded")
             assert (upstream.received, await gw.settled()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("limit", "most_bytes"),
+    # Of what is kept back an eighth, $0.0025, so that others have theirs; where that is too little, the smallest.
+    [(1_000_000_000, 8_000), (200_000_000, 4_000)],
+)
+async def test_a_budget_that_many_share_lets_each_sum_up_out_of_its_share(
+    limit: int, most_bytes: int
+) -> None:
+    async with Recorder() as upstream:
+        at = up(upstream)
+        both = [deployment(at), replace(deployment(at, model="tiny", tier=Tier.SMALL), price="up/tiny")]
+        tiny = PriceRow("up/tiny", "up/tiny@1", 0, Rates(250_000, 1_250_000))
+        async with SmallWorld(both, more_prices=[tiny]) as gw:
+            kept_back = limit // 50
+            more = {"limit": limit, "spent": limit - kept_back, "kept_back": kept_back}
+            await used_up(gw, OnExceed.SUMMARIZE, "team:team1", **more)
+            gw.ledger.lands = True
+            answer, body = await post(gw, PATHS[0], False)
+            assert (answer.status, answer.headers["x-budget-stop"]) == (200, "summarize")
+            assert text_of(PATHS[0], False, body) == "Hello"
+            assert len(upstream.received[-1].body) < most_bytes
+            await gw.settled()
+            ((_, outcome),) = gw.ledger.entries
+            assert 0 < outcome.cost_nano_usd < kept_back // 8
+
+            # Its own is had; it is nobody else's.
+            answer, body = await post(gw, PATHS[0], False)
+            assert (answer.status, json.loads(body)["error"]["code"]) == (402, "budget_exceeded")
+            gw.ledger.lands = True
+            answer, _ = await post(gw, PATHS[0], False, **{"X-Task-Id": "another"})
+            assert (answer.status, answer.headers["x-budget-stop"]) == (200, "summarize")
 
 
 async def test_a_summary_that_fails_leaves_the_refusal() -> None:

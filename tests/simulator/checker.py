@@ -107,6 +107,8 @@ class Checker:
         self._states_before: dict[str, str] = {}
         #: task -> (request, attempt) whose landing was granted since it was paused, and was not voided
         self._landed: dict[str, tuple[str, str]] = {}
+        #: (task, budget, stop of that budget) -> the same, for tasks that run
+        self._landed_under: dict[tuple[str, str, tuple[int, int]], tuple[str, str]] = {}
         self._leases: dict[str, list[_Lease]] = defaultdict(list)
         self._last_hold = 0
         self._last_entry = 0
@@ -207,6 +209,7 @@ class Checker:
         account.kind, account.error = entry.kind, entry.error
         if entry.kind == "void":
             self._landed = {task: had for task, had in self._landed.items() if had[1] != a}
+            self._landed_under = {stop: had for stop, had in self._landed_under.items() if had[1] != a}
         if account.hold is None:
             return
         if entry.places != account.hold.places and any(entry.amounts):
@@ -276,7 +279,22 @@ class Checker:
             self.violated(
                 "task", f"{a} was admitted to {facts.task}, which is {self._states_before[facts.task]}"
             )
-        if facts and facts.landing:
+        shared = [
+            (place[0], w.stop) for place in hold.places if (w := windows.get(place)) and w.stop is not None
+        ]
+        if (
+            facts
+            and facts.landing
+            and shared
+            and self._states_before.get(facts.task) in ("running", "alerted")
+        ):
+            if len(shared) == 1:  # of several it is the one that is used up the most
+                stop = (facts.task, *shared[0])
+                first, _ = self._landed_under.setdefault(stop, (facts.request, a))
+                self._landed_under[stop] = facts.request, a
+                if first != facts.request:
+                    self.violated("task", f"{a} is a landing of {facts.task} under {stop}; {first} had it")
+        elif facts and facts.landing:
             state = self._states_before.get(facts.task, "running")
             first, _ = self._landed.get(facts.task, (facts.request, a))
             self._landed[facts.task] = facts.request, a

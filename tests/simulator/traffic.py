@@ -196,7 +196,9 @@ class Traffic:
 
 
 def _lands(refused: Refused, a: Attempt) -> bool:
-    return refused.on_exceed is OnExceed.SUMMARIZE and refused.scope == f"task:{a.task_id}"
+    return refused.on_exceed is OnExceed.SUMMARIZE and (
+        refused.scope == f"task:{a.task_id}" or not refused.scope.startswith("task:")
+    )
 
 
 async def _settle(process: Process, a: Attempt, outcome: Outcome) -> None:

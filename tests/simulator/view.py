@@ -49,6 +49,8 @@ class Window(NamedTuple):
     override_until_ms: int = 0
     ancestors: tuple[str, ...] = ()
     carved: int = 0
+    #: Of a budget under which each task sums up: which stop it is.
+    stop: tuple[int, int] | None = None
 
     def limit(self, at_ms: int) -> int:
         if self.override_limit is None or at_ms >= self.override_until_ms:
@@ -82,7 +84,7 @@ def windows(store: Store) -> dict[Place, Window]:
     """The current ones."""
     rows = store.rows(
         'SELECT budget_id, window_start_ms, scope, unit, "window", zone, on_exceed, mode, posted_amount, held_amount, '
-        "limit_amount, override_limit_amount, override_until_ms, ancestors, carved_amount FROM budget ORDER BY budget_id"
+        "limit_amount, override_limit_amount, override_until_ms, ancestors, carved_amount, epoch FROM budget ORDER BY budget_id"
     )
     return {
         (r[0], r[1]): Window(
@@ -100,6 +102,9 @@ def windows(store: Store) -> dict[Place, Window]:
             ),
             tuple(msgspec.json.decode(r[13])),
             r[14],
+            (0 if r[4].startswith("rolling") else r[1], r[15])
+            if r[6] == "summarize" and r[7] == "enforce" and not r[2].startswith("task:")
+            else None,
         )
         for r in rows
     }

@@ -22,7 +22,7 @@ from gateway.storage.database import Database
 from gateway.storage.keys import SqlKeyStore
 from gateway.storage.ledger import SqlLedger
 from gateway.storage.tasks import Declared, TaskOutcome, Tasks, Wanted
-from tests.storage.worlds import attempt, opened, outcome, rows, scopes, void
+from tests.storage.worlds import TEAM, attempt, opened, outcome, rows, scopes, void
 
 PEPPER = b"pepper"
 
@@ -389,6 +389,43 @@ async def test_a_landing_that_came_to_nothing_is_given_back(it: World) -> None:
     assert isinstance(await land(three), Granted)
     await it.ledger.settle(three, outcome(3))
     assert isinstance(await land(last()), Refused)
+
+
+async def test_under_a_budget_that_many_share_each_task_lands_once_per_stop(it: World) -> None:
+    one, two, late = [await it.declare(10_000) for _ in range(3)]
+    await it.accounts.set_budget(TEAM, 1_000, on_exceed=OnExceed.SUMMARIZE, landing_percent=2)
+    await it.spend(one, 480)
+    await it.spend(two, 495)
+    _, refused = await it.reserve(one, 10)
+    said = Refused(TEAM, 1_000, 975, 0, None, on_exceed=OnExceed.SUMMARIZE, kept_back=20)
+    assert refused == said
+
+    async def land(task: Declared, amount: int = 5, **more: object) -> tuple[Attempt, Granted | Refused]:
+        it.ledger.revision_changed()
+        a = attempt(task_id=task.task.task_id, key_id=it.key.key_id, rule="summarize", **more)
+        wanted = Amounts(amount, 10, 10)
+        return a, await it.ledger.reserve(a, scopes(a), wanted, wanted, landing=True)
+
+    tries = await asyncio.gather(*(land(one) for _ in range(5)))
+    ((first, _),) = [(a, answer) for a, answer in tries if isinstance(answer, Granted)]
+    assert {answer.state for _, answer in tries if isinstance(answer, Refused)} == {"paused_budget"}
+    assert await it.state(one) == "running", "its own budget is not what has ended"
+    assert isinstance((await land(one, request_id=first.request_id, attempt_no=2))[1], Granted)
+    other, granted = await land(two)
+    assert isinstance(granted, Granted), "each its own"
+    assert isinstance((await land(late))[1], Refused), "what has not begun has nothing to sum up"
+    assert isinstance((await land(two, 10))[1], Refused)
+
+    # One that came to nothing is given back; all of them together stay within the limit.
+    await it.ledger.settle(other, void())
+    other, granted = await land(two, 15)
+    assert isinstance(granted, Granted)
+    assert (await it.ledger.snapshot(TEAM))[0].left == 0
+    await it.ledger.settle(other, outcome(15))
+    assert isinstance((await land(two, 1))[1], Refused)
+
+    await it.accounts.adjust_budget(TEAM, 1_020, "another stop")
+    assert isinstance((await land(two, 1))[1], Granted)
 
 
 async def test_pausing_a_task_pauses_all_below_it_and_resuming_lets_them_go_on(it: World) -> None:
