@@ -104,9 +104,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     upstream_request_id: str
     service_tier: str = ""
     note: str = ""  # what is estimated and why, one line
-    served_by: str | None = (
-        None  # the replica, by the name that clients see; None where a deployment is one server
-    )
+    #: a replica, by the name that clients see; None where the deployment is one server
+    served_by: str | None = None
     miss: Explanation | None = None  # why less was read from the cache than could have been
 
     def __post_init__(self) -> None:
