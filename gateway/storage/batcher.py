@@ -36,7 +36,7 @@ class Batcher(Generic[Item, Answer]):
         self._batch_max = batch_max
         self._linger_s = linger_s
         self._hurry = asyncio.Event()
-        self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._queue: deque[tuple[Item, asyncio.Future[Answer] | None]] = deque()
         self._flights: set[asyncio.Task[None]] = set()
         #: flights that still look at the queue; a task stays in `_flights` for a moment longer
         self._taking = 0
@@ -53,19 +53,26 @@ class Batcher(Generic[Item, Answer]):
     def submit(self, item: Item) -> asyncio.Future[Answer]:
         """A future of the answer. An item whose future is cancelled before its flight starts is left out."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._enqueue(item, future)
+        return future
+
+    def hand_over(self, item: Item) -> None:
+        """The same for who does not wait: the answer is dropped, and an error is for `fly` to tell of."""
+        self._enqueue(item, None)
+
+    def _enqueue(self, item: Item, future: asyncio.Future[Answer] | None) -> None:
         self._queue.append((item, future))
         if self._taking < self._flights_max:
             self._taking += 1
             task = asyncio.create_task(self._fly_all(), name=self._name)
             self._flights.add(task)
             task.add_done_callback(self._flights.discard)
-        return future
 
     def fail_waiting(self, error: Callable[[], Exception]) -> None:
         """Answer everything that waits for a flight: the store is down, and waiting does not help."""
         while self._queue:
             _, future = self._queue.popleft()
-            if not future.done():
+            if future is not None and not future.done():
                 future.set_exception(error())
 
     async def drain(self) -> None:
@@ -93,14 +100,14 @@ class Batcher(Generic[Item, Answer]):
         except TimeoutError:
             pass
 
-    def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+    def _take(self) -> list[tuple[Item, asyncio.Future[Answer] | None]]:
         queue = self._queue
         if len(queue) <= self._batch_max:
             batch = list(queue)
             queue.clear()
         else:
             batch = [queue.popleft() for _ in range(self._batch_max)]
-        return [pair for pair in batch if not pair[1].done()]
+        return [(item, future) for item, future in batch if future is None or not future.done()]
 
     async def _answers(self, items: list[Item]) -> list[Answer | Exception]:
         try:
@@ -109,9 +116,11 @@ class Batcher(Generic[Item, Answer]):
             return [e] * len(items)
 
     def _deliver(
-        self, batch: list[tuple[Item, asyncio.Future[Answer]]], answers: list[Answer | Exception]
+        self, batch: list[tuple[Item, asyncio.Future[Answer] | None]], answers: list[Answer | Exception]
     ) -> None:
         for (item, future), answer in zip(batch, answers, strict=True):
+            if future is None:
+                continue
             if isinstance(answer, Exception):
                 if not future.done():
                     future.set_exception(answer)

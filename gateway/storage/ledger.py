@@ -205,8 +205,7 @@ class SqlLedger:
         return self.refusals.changes
 
     def post(self, attempt: Attempt, outcome: Outcome) -> None:
-        ending = Ending(storable(attempt), storable(outcome))
-        self._settlements.submit(ending).add_done_callback(_retrieve)
+        self._settlements.hand_over(Ending(storable(attempt), storable(outcome)))
 
     async def idle(self) -> None:
         """Wait until all that was posted so far has been written down."""
@@ -397,7 +396,7 @@ class SqlLedger:
             self._void(ask.attempt)
 
     def _void(self, attempt: Attempt) -> None:
-        self._settlements.submit(Ending(attempt, _never_sent())).add_done_callback(_retrieve)
+        self._settlements.hand_over(Ending(attempt, _never_sent()))
 
     # --- the store -------------------------------------------------------------------------------------
 
@@ -506,12 +505,6 @@ def _never_sent() -> Outcome:
         upstream_request_id="",
         note="nothing was sent: the caller did not get the answer to its hold",
     )
-
-
-def _retrieve(future: asyncio.Future[Settled]) -> None:
-    """Failures were logged where they happened; asking for them here keeps the loop from complaining."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _ms(seconds: float) -> int:
