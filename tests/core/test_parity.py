@@ -6,7 +6,7 @@ By the demo provider's rules, for every provider that it plays.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.shaping import Level
@@ -40,7 +40,9 @@ def lost(seed: int, model: str, level: Level) -> list[str]:
 
 @pytest.mark.parametrize("level", [Level.SAFE, Level.RELOCATE])
 @pytest.mark.parametrize("model", PROVIDERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)  # what was found by chance stays found
 @given(seed=st.integers(0, 10**9))
+@example(seed=5_243)  # a line that goes back to an older wording, after another that took its place
+@example(seed=5_963)  # likewise, and the step between ended with a reminder
 def test_no_step_of_any_conversation_reads_less(model: str, level: Level, seed: int) -> None:
     assert lost(seed, model, level) == []
