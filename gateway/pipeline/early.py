@@ -2,11 +2,13 @@
 
 An agent whose budget has ended goes on asking, mostly with longer and longer histories. What a refusal says of a budget
 holds for every request under it for which even the least that it could hold is more than what is left: then neither the
-size of a body nor what is new in it may cost anything. A refusal says nothing of a smaller request, so there are two looks,
+size of a body nor what is new in it may cost anything. A refusal says nothing of a smaller request, so there are three looks,
 each with a bound of its own on what a request needs at least:
 
     unread      before the body has arrived: nothing is left that could pay for the cheapest prompt of any deployment
-    identified  after `identify`, for what only the body tells: its model, its bound on output, its task, a stream for Codex
+    read        after its facts are read: its model and its bound on output
+    identified  after `identify`: its task, if only the history of a conversation tells; and where a model's answer stands for
+                the refusal, or a stream for Codex
 """
 
 from __future__ import annotations
@@ -51,15 +53,30 @@ async def unread(
     return None
 
 
+def read(world: World, x: Exchange) -> BudgetExceeded | None:
+    """What a request is told whose facts are known and whose task is not: by the budgets of its key, team and tenant."""
+    client = clients.label(x.incoming.headers)
+    if x.operation is Operation.RESPONSES and x.facts.stream and client == "codex":
+        return None
+    return _told(world, x, (), client, speaks=False)
+
+
 def identified(world: World, x: Exchange) -> BudgetExceeded | None:
-    """The same for a request whose facts and task are known; what stands for the refusal is up to the caller."""
+    """The same by its task's budgets as well; what stands for the refusal is up to the caller."""
+    return _told(world, x, (x.task.task_id, x.task.parent_task_id or ""), x.client, speaks=True)
+
+
+def _told(
+    world: World, x: Exchange, task_ids: tuple[str, ...], client: str, *, speaks: bool
+) -> BudgetExceeded | None:
     if _may_be_kept(x.caller, x.incoming.headers):
         return None
-    task_ids = (x.task.task_id, x.task.parent_task_id or "")
     now_s = world.clock.monotonic()
     for known in world.spent.find(_scopes(x.caller, task_ids), world.ledger.changes, x.received_ms, now_s):
+        if known.refused.on_exceed is OnExceed.SOFT_STOP and not speaks:
+            continue
         if known.refused.state or known.left < _least(world, x, known.refused.unit):
-            _count(world, known, x.caller, x.client)
+            _count(world, known, x.caller, client)
             return known.error.with_traceback(None)
     return None
 
