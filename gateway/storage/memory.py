@@ -126,19 +126,22 @@ class MemoryPrefixIndex:
         now_s = self._monotonic()
         ends = self._keys.setdefault(key_id, OrderedDict())
         self._keys.move_to_end(key_id)
-        steps = 1
-        here = ends.get(chain[-1], ())
-        # One that repeats its last request has left what is before it already.
-        if not here or here[-1].task_id != task_id:
+        last = chain[-1]
+        here = ends.get(last, ())
+        if here and here[-1].task_id == task_id:
+            # It repeats its last request, so it has left what is before it already; a task stands at an end once.
+            ends[last] = (*here[:-1], End(task_id, here[-1].steps, now_s))
+        else:
+            steps = 1
             for link in ends.keys() & set(chain[:-1]):
                 steps = max(steps, 1 + self._leave(ends, link, task_id))
-        others = [end for end in here if end.task_id != task_id]
-        if len(others) < len(here):
-            steps = max([end.steps for end in here if end.task_id == task_id])
-        if not here:
-            self._size += 1
-        ends[chain[-1]] = (*others, End(task_id, steps, now_s))[-MAX_TASKS_AT_ONE_END:]
-        ends.move_to_end(chain[-1])
+            others = [end for end in here if end.task_id != task_id]
+            if len(others) < len(here):
+                steps = max([end.steps for end in here if end.task_id == task_id])
+            if not here:
+                self._size += 1
+            ends[last] = (*others, End(task_id, steps, now_s))[-MAX_TASKS_AT_ONE_END:]
+        ends.move_to_end(last)
         self._forget(now_s)
 
     def _latest(
@@ -166,9 +169,11 @@ class MemoryPrefixIndex:
     def _forget(self, now_s: float) -> None:
         """Drop what is too old or too much, least recently used key first. Costs what was put, no more."""
         while self._keys:
-            key_id, ends = next(iter(self._keys.items()))
+            key_id = next(iter(self._keys))
+            ends = self._keys[key_id]
             while ends:
-                link, here = next(iter(ends.items()))
+                link = next(iter(ends))
+                here = ends[link]
                 if self._size <= self._max_entries and now_s - here[-1].seen_at_s < self._ttl_s:
                     return
                 del ends[link]
