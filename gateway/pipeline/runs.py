@@ -228,7 +228,7 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
         total = usage.input_total
         deployment = _named(world, x, attempt.deployment) if total else None
         if deployment is not None:
-            held = _held(world, x, deployment, usage)
+            held = _held(world, x, deployment, usage, total)
             guess = bounds.estimate_input_tokens(x.facts.size)
             thread.answered(deployment.name, held, total, guess, usage.output)
             if run is not None:
@@ -247,14 +247,14 @@ def _named(world: World, x: Exchange, name: str) -> Deployment | None:
     return next((d for d in world.catalog().deployments if d.name == name), None)
 
 
-def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage) -> Held | None:
+def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage, input_tokens: int) -> Held | None:
     """What the deployment's cache holds after this answer."""
     rule = cache_rule_of(world.cache_rules(), deployment, x.received_ms)
     written = usage.cache_write
     tokens = usage.cache_read + written
     if not written and (rule is None or rule.style is not Style.EXPLICIT):
         least = rule.min_prefix_tokens if rule is not None and rule.min_prefix_tokens else _LEAST_TOKENS
-        tokens = usage.input_total if usage.input_total >= least else 0
+        tokens = input_tokens if input_tokens >= least else 0
     if not tokens:
         return None
     life_s = _LONG_LIFE_S if usage.cache_write_1h or usage.cache_write_12h else life_of(rule)
