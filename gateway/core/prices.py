@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, timedelta
-from functools import lru_cache
 from itertools import pairwise
 from typing import NoReturn, TypeVar
 
@@ -20,7 +19,7 @@ import msgspec
 
 from gateway.core.catalog import Operation, Tier
 from gateway.core.money import nano_from_pico, pico_from_usd_text
-from gateway.core.rates import DAY_MIN, HourWindow, Rates, Ratio, SizedRates
+from gateway.core.rates import DAY_MIN, HourWindow, Rates, Ratio, SizedRates, dearest_input
 from gateway.core.usage import MAX_TOKENS, Usage
 
 __all__ = [
@@ -209,27 +208,16 @@ def ceiling(
     if not 0 <= output_bound_tokens <= MAX_TOKENS:
         raise ValueError(f"the output bound must be from 0 to {MAX_TOKENS} tokens, not {output_bound_tokens}")
     if row.plain and service_tier in STANDARD_TIERS:
-        dearest = _dearest_input(row.rates, writes, writes_1h)
+        dearest = dearest_input(row.rates, writes, writes_1h)
         pico_usd = input_bound_tokens * dearest + output_bound_tokens * row.rates.output
         return nano_from_pico(pico_usd) + row.per_request_nano_usd
     worst = 0
     for minute in _minutes_of_change(row, at_ms, run_s):
         for offer in _offers(row, minute, service_tier, batch=False)[0]:
             for input_tokens, rates in offer.price.bands(input_bound_tokens):
-                pico_usd = input_tokens * _dearest_input(rates, writes, writes_1h)
+                pico_usd = input_tokens * dearest_input(rates, writes, writes_1h)
                 worst = max(worst, offer.nano_usd(pico_usd + output_bound_tokens * rates.output))
     return worst + row.per_request_nano_usd
-
-
-@lru_cache(4_096)  # of a price list as it was loaded: the same few Rates again and again
-def _dearest_input(rates: Rates, writes: bool, writes_1h: bool) -> int:
-    """The dearest class that an input token may fall in."""
-    dearest = max(rates.input, rates.read)
-    if writes:
-        dearest = max(dearest, rates.write_5m)
-        if writes_1h:
-            dearest = max(dearest, rates.write_1h, rates.write_12h)
-    return dearest
 
 
 def _offers(row: PriceRow, minute: int, service_tier: str, batch: bool) -> tuple[Sequence[_Offer], str]:

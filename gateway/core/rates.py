@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from gateway.core.usage import Usage
 
@@ -67,6 +68,17 @@ class Rates:
         if self.cache_write_5m is None or self.cache_write_1h is not None or self.cache_write_12h is not None:
             return known
         return max(known, -(-half_inputs * self.input // 2))
+
+
+@lru_cache(4_096)  # of a price list as it was loaded: the same few Rates again and again
+def dearest_input(rates: Rates, writes: bool, writes_1h: bool) -> int:
+    """The dearest class that an input token may fall in."""
+    dearest = max(rates.input, rates.read)
+    if writes:
+        dearest = max(dearest, rates.write_5m)
+        if writes_1h:
+            dearest = max(dearest, rates.write_1h, rates.write_12h)
+    return dearest
 
     def pico_usd(self, usage: Usage) -> int:
         # A rate that has to be looked for is looked for only where there is something to price.
