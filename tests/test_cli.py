@@ -517,7 +517,7 @@ def test_usage_shows_misses_by_cause_beside_what_was_saved(missed: tuple[Tollhou
     csv = tollhouse("usage", "--misses", "--by", "model", "--csv").out.splitlines()
     assert csv == ["model,cause,attempts,lost_tokens,lost_nano_usd", "sonnet,tools_reordered,1,1000,2700000"]
     csv = tollhouse("usage", "--misses", "--by", "tier", "--csv").out.splitlines()
-    assert csv == ["tier,cause,attempts,lost_tokens,lost_nano_usd", ",tools_reordered,1,1000,2700000"]
+    assert csv == ["tier,cause,attempts,lost_tokens,lost_nano_usd", "standard,tools_reordered,1,1000,2700000"]
     assert tollhouse("tasks", "show", "task_a").out.splitlines()[-1] == (
         "tools reordered: 1,000 tokens not read from a cache in 1 attempt, $0.0027 lost"
     )

@@ -69,17 +69,6 @@ class Rates:
             return known
         return max(known, -(-half_inputs * self.input // 2))
 
-
-@lru_cache(4_096)  # of a price list as it was loaded: the same few Rates again and again
-def dearest_input(rates: Rates, writes: bool, writes_1h: bool) -> int:
-    """The dearest class that an input token may fall in."""
-    dearest = max(rates.input, rates.read)
-    if writes:
-        dearest = max(dearest, rates.write_5m)
-        if writes_1h:
-            dearest = max(dearest, rates.write_1h, rates.write_12h)
-    return dearest
-
     def pico_usd(self, usage: Usage) -> int:
         # A rate that has to be looked for is looked for only where there is something to price.
         sum_ = usage.input_uncached * self.input + usage.output * self.output
@@ -92,6 +81,17 @@ def dearest_input(rates: Rates, writes: bool, writes_1h: bool) -> int:
         if usage.cache_write_12h:
             sum_ += usage.cache_write_12h * self.write_12h
         return sum_
+
+
+@lru_cache(4_096)  # of a price list as it was loaded: the same few Rates again and again
+def dearest_input(rates: Rates, writes: bool, writes_1h: bool) -> int:
+    """The dearest class that an input token may fall in."""
+    dearest = max(rates.input, rates.read)
+    if writes:
+        dearest = max(dearest, rates.write_5m)
+        if writes_1h:
+            dearest = max(dearest, rates.write_1h, rates.write_12h)
+    return dearest
 
 
 @dataclass(frozen=True, slots=True)
