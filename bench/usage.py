@@ -173,6 +173,7 @@ _VALUES = {
     "upstream_request_id": "'up_' || tail",
     "service_tier": "''",
     "note": "''",
+    "served_by": "NULL",
     "charged_input_tokens": "input_uncached + cache_read + cache_write_5m",
     "charged_output_tokens": "output",
     "charged_calls": "CASE WHEN failed THEN 0 ELSE 1 END",
