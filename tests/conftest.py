@@ -13,6 +13,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gateway.storage.database import Database, open_database
 from gateway.storage.schema import migrate
@@ -35,6 +36,10 @@ SERVER_OF: Mapping[str, Callable[[], object]] = {
     "own_redis": redis_binary,
 }
 _numbers = itertools.count(1)
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

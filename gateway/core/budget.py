@@ -239,7 +239,16 @@ def shared_landing(budgets: Iterable[Budget]) -> Budget | None:
     found = [
         b for b in budgets if b.hard and b.on_exceed is OnExceed.SUMMARIZE and not b.scope.startswith("task:")
     ]
-    return max(found, key=lambda b: b.spent / max(1, b.limit), default=None)
+    return max(found, key=_used_ppm, default=None)
+
+
+def fullest(budgets: Iterable[Budget]) -> Budget:
+    """The one of which the largest share is spent; there must be one."""
+    return max(budgets, key=_used_ppm)
+
+
+def _used_ppm(b: Budget) -> int:
+    return 1_000_000 * b.spent // max(1, b.limit)
 
 
 def refused_by(b: Budget, now_ms: int, landing: bool = False) -> Refused:

@@ -16,6 +16,7 @@ from gateway.core.budget import (
     decide,
     exhausted,
     fits,
+    fullest,
     held_by,
     hold,
     refused_by,
@@ -245,8 +246,7 @@ class _Books:
         own = [b for i in budget_ids if (b := self.budgets[i]).scope == scope and b.hard]
         if state != State.PAUSED_BUDGET or not own:
             return Refused(scope, 0, 0, 0, None, state=state)
-        fullest = max(own, key=lambda b: b.spent / max(1, b.limit))
-        return replace(refused_by(fullest, self._now_ms), state=state)
+        return replace(refused_by(fullest(own), self._now_ms), state=state)
 
     def _hold(self, budgets: Sequence[Budget], ask: Ask, answer: Granted) -> list[Budget]:
         """The budgets as they are after it."""

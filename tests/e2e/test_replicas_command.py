@@ -83,9 +83,10 @@ async def test_what_two_workers_did_is_shown_as_one(tmp_path: Path, postgres_url
                         (row,) = (await answer.json())["data"]
                     async with http.get("/admin/v1/gpu") as answer:
                         (cost,) = (await answer.json())["data"]
-                    assert 0 < float(cost["cost_usd"]) <= time.monotonic() - began_s, "a dollar a second"
+                    assert float(cost["cost_usd"]) <= time.monotonic() - began_s, "a dollar a second"
                     seen = row["prompt_tokens"], sum(row["picks"].values()), cost["charged_usd"]
-                    if shown or seen[1] == 20:  # on a busy machine a worker may have said nothing yet
+                    # On a busy machine a worker may have said nothing yet, on an idle one nobody has looked at the replica.
+                    if shown or (seen[1] == 20 and float(cost["cost_usd"]) > 0):
                         shown.append(seen)
             status, out, _ = await tollhouse.run("usage", "--by", "deployment", "--json")
             assert status == 0
