@@ -6,15 +6,26 @@ from collections.abc import Mapping, Sequence
 
 from gateway.core.budget import Budget
 from gateway.core.entry import Attempt, Refused
-from gateway.core.task import ALERTED_FROM_PERCENT, REACHED_FROM, State, landed_by, landing_under
+from gateway.core.task import (
+    ALERTED_FROM_PERCENT,
+    REACHED_FROM,
+    State,
+    landed_by,
+    landing_under,
+    landings_of,
+)
 from gateway.storage import budget_rows
 from gateway.storage.transact import Each, Fetch, FetchEach, Sql, Tx
 
 
 def _changes(to: State) -> Sql:
     before = ", ".join(f"'{state}'" for state in sorted(REACHED_FROM[to]))
+    reason = "$2"
+    if to is State.ALERTED:  # that it had its last answer under a shared budget is still so
+        mark = f"'{landings_of('%')}%{landing_under('%')}'"
+        reason = f"CASE WHEN state_reason LIKE {mark} THEN state_reason ELSE $2 END"
     return Sql(
-        f"UPDATE task SET state = '{to}', state_reason = $2 WHERE task_id = $1 AND state IN ({before}) "  # noqa: S608
+        f"UPDATE task SET state = '{to}', state_reason = {reason} WHERE task_id = $1 AND state IN ({before}) "  # noqa: S608
         "AND ($3 = '' OR state = $3) RETURNING task_id"
     )
 

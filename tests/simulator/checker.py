@@ -33,6 +33,9 @@ class Violation(NamedTuple):
     text: str
 
 
+_RUNS = ("running", "alerted")
+
+
 @dataclass
 class AttemptFacts:
     """What the world knows of an attempt, independently of the ledger."""
@@ -159,6 +162,9 @@ class Checker:
         self._states_before = view.task_states(self._store)
         for task in [t for t in self._landed if self._states_before.get(t) != "paused_budget"]:
             del self._landed[task]
+        # A pause of its own ends that as well: whoever lets the task go on gives it another last answer.
+        for stop in [s for s in self._landed_under if self._states_before.get(s[0]) not in _RUNS]:
+            del self._landed_under[stop]
         for task, parent in view.named_parents(self._store):
             self._parents.setdefault(task, (parent, self._store.counts.commits))
         rooms = self._rooms(windows, now_ms)
@@ -271,23 +277,14 @@ class Checker:
         if lease.epoch != hold.epoch or lease.expires_ms <= hold.created_ms:
             self.violated("lease", f"{a} is held by {hold.replica_id} run {hold.epoch}; its lease is {lease}")
         facts = self.attempts.get(a)
-        if (
-            facts
-            and self._states_before.get(facts.task, "running") not in ("running", "alerted")
-            and not facts.landing
-        ):
+        if facts and self._states_before.get(facts.task, "running") not in _RUNS and not facts.landing:
             self.violated(
                 "task", f"{a} was admitted to {facts.task}, which is {self._states_before[facts.task]}"
             )
         shared = [
             (place[0], w.stop) for place in hold.places if (w := windows.get(place)) and w.stop is not None
         ]
-        if (
-            facts
-            and facts.landing
-            and shared
-            and self._states_before.get(facts.task) in ("running", "alerted")
-        ):
+        if facts and facts.landing and shared and self._states_before.get(facts.task) in _RUNS:
             if len(shared) == 1:  # of several it is the one that is used up the most
                 stop = (facts.task, *shared[0])
                 first, _ = self._landed_under.setdefault(stop, (facts.request, a))

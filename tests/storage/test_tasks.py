@@ -428,6 +428,21 @@ async def test_under_a_budget_that_many_share_each_task_lands_once_per_stop(it: 
     assert isinstance((await land(two, 1))[1], Granted)
 
 
+async def test_a_task_that_its_last_answer_alerts_has_had_it(it: World) -> None:
+    task = await it.declare({Unit.USD: 10_000, Unit.CALLS: 5})
+    await it.accounts.set_budget(TEAM, 1_000, on_exceed=OnExceed.SUMMARIZE, landing_percent=2)
+    for cost in (480, 480, 15):
+        await it.spend(task, cost)
+    assert isinstance((await it.reserve(task, 10))[1], Refused)
+
+    last, granted = await it.reserve(task, 5, landing=True)
+    assert isinstance(granted, Granted)
+    await it.ledger.settle(last, outcome(5))
+    assert await it.state(task) == "alerted", "four of its five calls are made"
+    it.ledger.revision_changed()
+    assert isinstance((await it.reserve(task, 5, landing=True))[1], Refused)
+
+
 async def test_pausing_a_task_pauses_all_below_it_and_resuming_lets_them_go_on(it: World) -> None:
     parent = await it.declare(1_000)
     child = await it.declare(300, parent)
