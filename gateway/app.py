@@ -28,6 +28,7 @@ from gateway.core.ids import new_id
 from gateway.edge.artifacts import own_or_shared
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.fleets import keep_fleets
+from gateway.following import Following
 from gateway.gauges import add_gauges, add_ledger_gauges
 from gateway.gpu import GpuTier
 from gateway.jobs import reaper as reaping
@@ -134,6 +135,7 @@ class App:
         self._on_request = Reload(self.overlay.reread if self.overlay.on else None, siblings)
         self.requests = Tasks(_fault)  # attempts and settlements: drained at the end
         self.jobs = Tasks(_fault)  # run for ever: cancelled at the end
+        self._following = Following(self.jobs)
         self.edge: Edge
         self.ledger: SqlLedger
         self.reconcile: Reconcile
@@ -263,10 +265,10 @@ class App:
         )
         self.jobs.watch(reaper.run(), "reaper")
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
-        self.jobs.watch(self.resumes.run(), "resumes")
+        self._following.add("resumes", self.resumes.turn, "tasks that were let go on are not known")
         self.jobs.watch(self.gpu.run(), "gpu")
-        self.jobs.watch(self.prices.run(), "prices")
-        self.jobs.watch(self.overlay.run(), "overlay")
+        self._following.add("prices", self.prices.turn, "prices are those that were known")
+        self._following.add("overlay", self.overlay.turn, "the admin API's configuration is what was known")
         sweeper = Sweeper(SqlOutbox(self.database), self.events, delivered=settings.webhook is not None)
         self.jobs.watch(sweeper.run(), "sweeper")
         self.jobs.watch(self.refused.run(), "refused")
@@ -354,9 +356,7 @@ class App:
     def store_changed(self) -> None:
         """A key, team, budget, price, webhook or task's state changed somewhere."""
         self.ledger.revision_changed()
-        self.resumes.wake()
-        self.prices.wake()
-        self.overlay.wake()
+        self._following.wake()
         self.alerts.wake()
 
     def _hold_refused(self, attempt: Attempt, refused: Refused, nano_usd: int | None) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from gateway.admin.ports import Tried
 from gateway.administration import configured
 from gateway.core.config_overlay import Documents, Stored
-from gateway.core.errors import Unavailable
 from gateway.reload import demo_url, found, renewed
 from gateway.settings import ConfigError, Settings
 from gateway.storage import documents
@@ -20,7 +19,6 @@ from gateway.storage.database import Database
 from gateway.storage.transact import Tx
 from gateway.telemetry.metrics import Metrics
 
-RETRY_S = 1.0
 _log = logging.getLogger("gateway")
 
 #: What the files say with these documents laid over it. Raises `ConfigError`.
@@ -28,8 +26,8 @@ Read = Callable[[Documents], Settings]
 
 
 class Overlay:
-    """`begin` before the first request, `wake` after any change in the store, `run` takes it over. `documents` are those
-    that ought to be in force: so a later reading of the files includes them.
+    """`begin` before the first request, `turn` after any change in the store takes it over. `documents` are those that
+    ought to be in force: so a later reading of the files includes them.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class Overlay:
         self._demo = ""
         self._database: Database | None = None
         self._stored = Stored()
-        self._woken = asyncio.Event()
         self._turning = asyncio.Lock()
         self.writing = asyncio.Lock()
         self._taken_over = 0
@@ -95,21 +92,6 @@ class Overlay:
         self.trouble, self._never = "", False
         self._taken_over += 1
 
-    def wake(self) -> None:
-        self._woken.set()
-
-    async def run(self) -> None:
-        """For ever, until cancelled. A store that is down is asked again."""
-        while True:
-            try:
-                await self.turn()
-            except Unavailable as e:
-                _log.warning("the configuration of the admin API is what was known: %s", e)
-                await asyncio.sleep(RETRY_S)
-                continue
-            await self._woken.wait()
-            self._woken.clear()
-
     async def turn(self, *, starting: bool = False) -> None:
         """Take over what changed. Raises `Unavailable`."""
         if not self.on or self._database is None:
@@ -140,9 +122,8 @@ class Overlay:
         while True:
             before = self._taken_over
             new = await asyncio.to_thread(self._read, wanted)
-            if (
-                before == self._taken_over
-            ):  # else the files were read anew meanwhile, and may say something else
+            # Else the files were read anew meanwhile, and may say something else.
+            if before == self._taken_over:
                 break
         self._use(renewed(self._settings(), lambda: new, self._demo, starting=starting)[0])
 

@@ -17,6 +17,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "ports": frozenset({"core"}),
     "tasks": frozenset(),
+    "following": frozenset({"core", "tasks"}),
     "settings": frozenset({"core"}),
     "pipeline": frozenset({"core", "ports", "telemetry.steps"}),
     **dict.fromkeys(ADAPTERS, frozenset({"core", "ports", "telemetry.steps"})),

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Collection
 from typing import Protocol
-
-from gateway.core.errors import Unavailable
-
-RETRY_S = 1.0
-_log = logging.getLogger(__name__)
 
 
 class Resumed(Protocol):
@@ -22,7 +15,7 @@ class Resumed(Protocol):
 
 
 class Resumes:
-    """`wake` after any change in the store; `forgive` is `Watch.forgive`, `on_change` hears of tasks that go on here."""
+    """`turn` after any change in the store; `forgive` is `Watch.forgive`, `on_change` hears of tasks that go on here."""
 
     def __init__(
         self, store: Resumed, forgive: Callable[[str], None], on_change: Callable[[], None] = lambda: None
@@ -30,11 +23,7 @@ class Resumes:
         self._store = store
         self._forgive = forgive
         self._on_change = on_change
-        self._woken = asyncio.Event()
         self._revision = -1
-
-    def wake(self) -> None:
-        self._woken.set()
 
     async def go_on(self, task_id: str, reason: str) -> bool:
         """Let a task go on that a breaker has paused. False if it is not paused by one. Raises `Unavailable`."""
@@ -43,18 +32,6 @@ class Resumes:
             self._forgive(task_id)
             self._on_change()
         return resumed
-
-    async def run(self) -> None:
-        """For ever, until cancelled. A store that is down is asked again."""
-        while True:
-            try:
-                await self.turn()
-            except Unavailable as e:
-                _log.warning("tasks that were let go on are not known: %s", e)
-                await asyncio.sleep(RETRY_S)
-                continue
-            await self._woken.wait()
-            self._woken.clear()
 
     async def turn(self) -> None:
         """Forgive what was let go on since the last turn; nothing at the first, when nothing was seen yet."""

@@ -6,7 +6,6 @@ after the other, because counting the revision locks its row; so two rows that o
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.errors import InvalidRequest, NotFound, Unavailable
+from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.offices import InUse
 from gateway.core.price_overlay import overlaid
 from gateway.core.prices import PriceBook, PriceError, PriceRow, parse_row
@@ -24,7 +23,6 @@ from gateway.storage.database import Database
 from gateway.storage.transact import Fetch, Row, Sql, Tx, json_text
 
 ROWS_MAX = 5_000
-RETRY_S = 1.0
 #: What two clocks may differ by: a row that begins this little in the past begins now.
 _SKEW_MS = 60_000
 
@@ -192,8 +190,8 @@ def _price_of(row: Row) -> OwnPrice:
 
 
 class OwnPrices:
-    """The price book in force: that of the configuration, and over it what people stated. `wake` after any change in the
-    store; `run` takes it over.
+    """The price book in force: that of the configuration, and over it what people stated. `turn` after any change in the
+    store takes it over.
     """
 
     def __init__(self, database: Database, base: PriceBook) -> None:
@@ -201,7 +199,6 @@ class OwnPrices:
         self._base = self.book = base
         self._rows: dict[str, PriceRow] = {}
         self._revision = -1
-        self._woken = asyncio.Event()
 
     def use(self, base: PriceBook) -> None:
         """Another book of the configuration."""
@@ -210,21 +207,6 @@ class OwnPrices:
             self.book = overlaid(base, self._rows.values())
         except PriceError as e:  # somebody wrote into the table by hand
             _log.error("prices stay as they were: %s", e)
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    async def run(self) -> None:
-        """For ever, until cancelled. A store that is down is asked again."""
-        while True:
-            try:
-                await self.turn()
-            except Unavailable as e:
-                _log.warning("prices are those that were known: %s", e)
-                await asyncio.sleep(RETRY_S)
-                continue
-            await self._woken.wait()
-            self._woken.clear()
 
     async def turn(self) -> None:
         """Take over what changed. Raises `Unavailable`."""
