@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import sys
 import tempfile
@@ -25,16 +24,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import aiohttp
-
 import gateway
-from gateway.app import App
-from gateway.core.catalog import Catalog
 from gateway.core.money import NANO_PER_USD
-from gateway.demo.provider import DemoProvider
-from gateway.settings import Listen, Settings, ensure_pepper, load, shipped
 from gateway.storage import schema
 from gateway.storage.accounts import Accounts
+from tests.support.running import running
 
 OURS = Path(gateway.__file__).parent
 WARM_UP, COUNTED = 30, 40
@@ -105,44 +99,23 @@ WORKLOADS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
 }
 
 
-def settings(directory: Path, provider: str) -> Settings:
-    """The embedded default, blind to this machine's environment, with a budget."""
-    found = load(shipped("config/gateway.yaml"), {})
-    demo = dataclasses.replace(found.providers["demo"], base_url=provider)
-    deployments = tuple(dataclasses.replace(d, provider=demo) for d in found.catalog.deployments)
-    return dataclasses.replace(
-        found,
-        listen=Listen("127.0.0.1", 0),
-        admin_listen=Listen("127.0.0.1", 0),
-        state_dir=directory,
-        database_url=f"sqlite:///{directory / 'ledger.db'}",
-        providers={"demo": demo},
-        catalog=Catalog.of(deployments, found.catalog.default_tier),
-    )
-
-
 async def counted(workload: str, count: Count) -> None:
     """`count` of COUNTED requests, after WARM_UP others."""
     messages = WORKLOADS[workload]
-    async with DemoProvider() as provider:
-        with tempfile.TemporaryDirectory(prefix="tollhouse-bytecodes-") as directory:
-            configured = settings(Path(directory), provider.base_url)
-            await schema.migrate(configured.database_url)
-            async with App(configured, replica_id="bench", access_log=False) as app:
-                accounts = Accounts(app.database, actor="bench")
-                await accounts.ensure_defaults()
-                await accounts.set_budget("tenant:default", 1_000 * NANO_PER_USD, "month")
-                _, key = await accounts.create_key(pepper=ensure_pepper(configured), name="bench")
-                url, headers = f"http://127.0.0.1:{app.edge.port}", {"Authorization": f"Bearer {key}"}
-                async with aiohttp.ClientSession(url, headers=headers) as http:
-                    for n in range(WARM_UP + COUNTED):
-                        body = {"model": "demo-large", "max_tokens": 64, "messages": messages(n)}
-                        count.on = n >= WARM_UP
-                        async with http.post("/v1/chat/completions", json=body) as answer:
-                            text = await answer.text()
-                            assert answer.status == 200, text
-                        await app.quiet()
-                    count.on = False
+    with tempfile.TemporaryDirectory(prefix="tollhouse-bytecodes-") as directory:
+        store_url = f"sqlite:///{directory}/ledger.db"
+        await schema.migrate(store_url)
+        async with running(store_url) as gw:
+            accounts = Accounts(gw.app.database, actor="bench")
+            await accounts.set_budget("tenant:default", 1_000 * NANO_PER_USD, "month")
+            for n in range(WARM_UP + COUNTED):
+                body = {"model": "demo-large", "max_tokens": 64, "messages": messages(n)}
+                count.on = n >= WARM_UP
+                async with gw.http.post("/v1/chat/completions", json=body) as answer:
+                    text = await answer.text()
+                    assert answer.status == 200, text
+                await gw.app.quiet()
+            count.on = False
 
 
 def table(count: Count, by: str) -> dict[str, tuple[float, float]]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 #: Byte-level tokenizers emit no token shorter than one byte of text, and JSON never encodes a text in fewer
 #: bytes than its UTF-8, so the body's size bounds its text. What providers add around the text comes on top:
-_BASE_TOKENS = 64  # start of prompt, answer primer, response-format wrapper
-#: What every bound on input has at least.
-LEAST_TOKENS = _BASE_TOKENS
+LEAST_TOKENS = 64  # start of prompt, answer primer, response-format wrapper
 _MESSAGE_TOKENS = 16  # role markers and separators (3-4 at OpenAI, below 10 in published chat templates)
 _TOOL_TOKENS = 64  # wrapper of one rendered function; its schema's text is in the body
 #: A hidden system prompt appears with the first tool (Anthropic's tool-use table: up to about 800 tokens,
@@ -26,13 +24,13 @@ def input_bound_tokens(size_bytes: int, messages: int, tools: int) -> int:
     """The most input tokens that a body of `size_bytes` of text can be billed as."""
     tool_prompt = _TOOL_PROMPT_TOKENS if tools else 0
     parts = messages * _MESSAGE_TOKENS + tools * _TOOL_TOKENS
-    return size_bytes + _BASE_TOKENS + tool_prompt + parts
+    return size_bytes + LEAST_TOKENS + tool_prompt + parts
 
 
 def added_bound_tokens(size_bytes: int, messages: int) -> int:
     """The most tokens by which `size_bytes` more in `messages` more make a known prompt longer. Its settings and
     tools are the same."""
-    return size_bytes + _BASE_TOKENS + messages * _MESSAGE_TOKENS
+    return size_bytes + LEAST_TOKENS + messages * _MESSAGE_TOKENS
 
 
 def estimate_input_tokens(size_bytes: int) -> int:

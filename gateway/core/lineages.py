@@ -38,18 +38,14 @@ class Lineage:
     marks: tuple[int, ...] = ()
     keys: list[int] = field(default_factory=list)
     outline: Outline | None = None
-    lines: dict[int, bytes | None] = field(
-        default_factory=dict
-    )  # what stands in the place of each line of the system prompt that may move; None = it is left out
-    held: tuple[int, int, tuple[bytes, ...]] | None = (
-        None  # moved lines that stay where they went: behind which segment, a hash of what is said up to there, lines
-    )
-    trims: dict[int, tuple[Trim, ...]] = field(
-        default_factory=dict
-    )  # by message: what is cut, () = it leaves whole
-    tools: dict[bytes, int] = field(
-        default_factory=dict
-    )  # first-seen tools: digest of the set -> key of their bytes
+    #: what stands in the place of each line of the system prompt that may move; None = it is left out
+    lines: dict[int, bytes | None] = field(default_factory=dict)
+    #: moved lines that stay where they went: behind which segment, a hash of what is said up to there, lines
+    held: tuple[int, int, tuple[bytes, ...]] | None = None
+    #: by message: what is cut, () = it leaves whole
+    trims: dict[int, tuple[Trim, ...]] = field(default_factory=dict)
+    #: first-seen tools: digest of the set -> key of their bytes
+    tools: dict[bytes, int] = field(default_factory=dict)
 
     def entries(self, links: tuple[bytes, ...]) -> tuple[int, ...]:
         """The marks of the request before that are still where they were."""

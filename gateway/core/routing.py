@@ -41,6 +41,12 @@ class Route:
     #: the tier or model that the rules wanted while the warm cache kept the task where it is; "" = nothing was kept
     instead_of: str = ""
 
+    def named(self, deployment: str) -> Deployment | None:
+        for d in self.candidates:
+            if d.name == deployment:
+                return d
+        return None
+
 
 def route(
     model: str,

@@ -151,7 +151,7 @@ def keep(
 
 
 def _keep(world: World, x: Exchange, wanted: Wish, deployment: str, body: bytes, content_type: str) -> bool:
-    at = next((d for d in x.route.candidates if d.name == deployment), None)
+    at = x.route.named(deployment)
     if at is None:
         return False
     now_s = world.clock.monotonic()

@@ -29,8 +29,8 @@ def ask(world: World, x: Exchange) -> None:
     if x.operation is Operation.COUNT_TOKENS:
         return  # clients count the same again and again, and nobody pays for it
     policy = world.breakers
-    retried = x.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-    verdicts = world.watch.key_asked(x.caller.key_id, x.facts.digest, int(retried), policy, x.received_ms)
+    retries = int(x.retried)
+    verdicts = world.watch.key_asked(x.caller.key_id, x.facts.digest, retries, policy, x.received_ms)
     if _is_run(x):
         segments = x.facts.segments
         seen = tail(x.operation, segments, x.chain) if len(segments) >= _MESSAGES_MIN else _NO_TURNS

@@ -258,6 +258,12 @@ class Exchange:
     task_began_ms: int = 0  # as the ledger knows it; 0 = not known
     under_hard_budget: bool = False
     granted: Granted | None = None  # to the latest attempt
+
+    @property
+    def retried(self) -> bool:
+        """The client's SDK says that it has asked this before."""
+        return self.incoming.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+
     calling: Deployment | None = None  # whose answer is being waited for
     client_gone: bool = False  # the attempt under way may go on, but is the last
     replica: OnReplica | None = None  # of the attempt under way, if its deployment has replicas

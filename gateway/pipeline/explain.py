@@ -47,7 +47,7 @@ def _explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) ->
         return outcome
     if outcome.usage.input_total < LEAST_TOKENS and not world.threads.knows(attempt.task_id):
         return outcome
-    deployment = _named(x, attempt.deployment)
+    deployment = x.route.named(attempt.deployment)
     if deployment is None or not x.chain:
         return outcome
     signal, shaped = x.signal, x.shaped
@@ -83,13 +83,6 @@ def _explained(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) ->
     if miss is None or not (miss.lost_tokens or miss.unseen):
         return outcome
     return replace(outcome, miss=replace(miss, vendor=vendor) if vendor else miss)
-
-
-def _named(x: Exchange, name: str) -> Deployment | None:
-    for deployment in x.route.candidates:
-        if deployment.name == name:
-            return deployment
-    return None
 
 
 def ask_vendor(world: World, x: Exchange, deployment: Deployment) -> bytes:

@@ -70,7 +70,7 @@ class Way:
 
     def _tries_max(self) -> int:
         most = self._world.policy.attempts_max
-        if self._x.incoming.headers.get("x-stainless-retry-count", "0") in ("", "0"):
+        if not self._x.retried:
             return most
         return max(1, most - most // 2)  # the client's SDK retries already
 

@@ -240,11 +240,8 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
 
 
 def _named(world: World, x: Exchange, name: str) -> Deployment | None:
-    for d in x.route.candidates:
-        if d.name == name:
-            return d
     # A fallback has left the candidates.
-    return next((d for d in world.catalog().deployments if d.name == name), None)
+    return x.route.named(name) or next((d for d in world.catalog().deployments if d.name == name), None)
 
 
 def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage, input_tokens: int) -> Held | None:

@@ -13,16 +13,14 @@ def headers_of(lines: Sequence[bytes]) -> dict[str, str]:
     """Headers by lower-case name, from names and values in turns. Repeated ones are joined by ", "."""
     # A line break cannot stand in any of them, so that all are decoded at once.
     names = b"\n".join(lines[::2]).lower().decode("latin-1").split("\n")
-    values = b"\n".join(lines[1::2]).decode("latin-1").split("\n")
-    headers = dict(
-        zip(names, map(str.rstrip, values, repeat(" \t")), strict=True)
-    )  # llhttp strips only the left
+    sent = b"\n".join(lines[1::2]).decode("latin-1").split("\n")
+    values = list(map(str.rstrip, sent, repeat(" \t")))  # llhttp strips only the left
+    headers = dict(zip(names, values, strict=True))
     if len(headers) == len(names):
         return headers
     joined: dict[str, str] = {}
     for name, value in zip(names, values, strict=True):
-        text = value.rstrip(" \t")
-        joined[name] = f"{joined[name]}, {text}" if name in joined else text
+        joined[name] = f"{joined[name]}, {value}" if name in joined else value
     return joined
 
 

@@ -37,7 +37,8 @@ def extend(threads: Threads, turns: Sequence[Turn], now_ms: int) -> Threads:
         return threads
     marks = [turn.mark for turn in turns]
     for i, ring in enumerate(threads):
-        if same := _overlap(ring, marks):
+        # Most rings end in another turn than any that is shown.
+        if ring[-1].turn.mark in marks and (same := _overlap([seen.turn.mark for seen in ring], marks)):
             grown = (*ring, *_dated(turns[same:], ring[-1].at_ms, now_ms))
             return (grown[-TURNS_KEPT:], *threads[:i], *threads[i + 1 :])
     shown = set(marks)
@@ -46,7 +47,7 @@ def extend(threads: Threads, turns: Sequence[Turn], now_ms: int) -> Threads:
             return (_went_back(ring, turns, now_ms)[-TURNS_KEPT:], *threads[:i], *threads[i + 1 :])
     last = threads[0] if threads else ()
     # Clients that give their calls new ids each time, and the first turn after a compaction.
-    same = _alike([seen.turn.sign for seen in last], [turn.sign for turn in turns])
+    same = _overlap([seen.turn.sign for seen in last], [turn.sign for turn in turns])
     if same:
         renamed = tuple(
             Seen(turn, seen.at_ms, seen.forgiven)
@@ -59,16 +60,7 @@ def extend(threads: Threads, turns: Sequence[Turn], now_ms: int) -> Threads:
     return (begun[-TURNS_KEPT:], *threads)[:THREADS_KEPT]
 
 
-def _overlap(ring: Ring, marks: Sequence[bytes]) -> int:
-    """How many of the last turns of a ring are the first shown."""
-    last = ring[-1].turn.mark
-    for n in range(min(len(ring), len(marks)), 0, -1):
-        if marks[n - 1] == last and [seen.turn.mark for seen in ring[-n:]] == marks[:n]:
-            return n
-    return 0
-
-
-def _alike(known: Sequence[bytes], shown: Sequence[bytes]) -> int:
+def _overlap(known: Sequence[bytes], shown: Sequence[bytes]) -> int:
     """How many of the last known are the first shown."""
     for n in range(min(len(known), len(shown)), 0, -1):
         if known[-n:] == shown[:n]:
