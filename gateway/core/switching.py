@@ -15,6 +15,7 @@ All rates are pico-dollars per token, amounts nano-dollars, times seconds of one
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import exp
 
 from gateway.core.cache_rules import CacheRule, CacheRules
 from gateway.core.catalog import Deployment
@@ -24,7 +25,8 @@ DEFAULT_LIFE_S = 300.0
 PICO_PER_NANO = 1_000
 #: A switch must pay by this much more than it costs: two estimates that differ by less are the same.
 MARGIN = 0.1
-#: After a switch the next one has to pay by this factor more, fading with every turn.
+#: After a switch the next one has to pay its way there by this factor more, fading with every turn. What the return
+#: costs is not counted again: a run that a rule brought home for one turn would stay there for want of it.
 RESTLESS = 1.0
 #: Tasks have this many turns as far as nobody knows better; as many runs' weight against what is seen.
 PRIOR_TURNS = 12.0
@@ -156,20 +158,16 @@ def weigh(
     saving = turn_saving(home.terms, target.terms, pace.after(turns / 2))
     comes_back = goes_on / (goes_on + pace.stretch_turns)
     back = missing_here * home.terms.write + turns * pace.growth_tokens * home.terms.write
-    if turns * pace.gap_s >= home.terms.life_s:
-        back += (old - missing_here) * _premium(home.terms)
+    back += (old - missing_here) * _premium(home.terms) * _cold(home.terms, turns * pace.gap_s)
     back *= comes_back
-    later = 0.0
-    if pace.break_turns * pace.gap_s < target.terms.life_s:
-        stays = pace.share * max(0.0, goes_on - turns) / pace.stretch_turns
-        later = (
-            stays
-            * pace.stretch_turns
-            * max(0.0, visit_saving(home.terms, target.terms, pace.after(goes_on / 2)))
-        )
+    turns_later = pace.share * max(0.0, goes_on - turns)
+    still_warm = 1.0 - _cold(target.terms, pace.break_turns * pace.gap_s)
+    later = (
+        still_warm * turns_later * max(0.0, visit_saving(home.terms, target.terms, pace.after(goes_on / 2)))
+    )
     cost = going + back
     gained = turns * saving + later + rent_nano_usd * PICO_PER_NANO
-    margin = (MARGIN + RESTLESS * unrest) * max(cost, 0.0)
+    margin = MARGIN * max(cost, 0.0) + RESTLESS * unrest * max(going, 0.0)
     return Arithmetic(
         saving > 0 and gained > cost + margin,
         turns,
@@ -196,9 +194,14 @@ def visit_saving(home: Terms, target: Terms, pace: Pace) -> float:
     old = max(0.0, pace.context_tokens - pace.growth_tokens)
     apart = pace.break_turns / pace.stretch_turns
     saving = turn_saving(home, target, pace) - pace.growth_tokens * (home.write + apart * target.write)
-    if pace.stretch_turns * pace.gap_s >= home.life_s:
-        saving -= old * _premium(home) / pace.stretch_turns
-    return saving
+    gone_cold = _cold(home, pace.stretch_turns * pace.gap_s)
+    return saving - gone_cold * old * _premium(home) / pace.stretch_turns
+
+
+def _cold(terms: Terms, away_s: float) -> float:
+    """The chance that a prefix is forgotten before one is back, when stays are `away_s` on average: of stretches that
+    may end with any turn, some last much longer than their mean."""
+    return exp(-terms.life_s / away_s) if away_s > 0.0 else 0.0
 
 
 def _premium(terms: Terms) -> int:
@@ -220,7 +223,7 @@ class Habit:
         stretch = (kind.wanted + 3.0) / (kind.ended + 1.0)
         return (
             (self.wanted + HABIT_TURNS * share) / (self.asked + HABIT_TURNS),
-            min(TURNS_MAX, (self.wanted + HABIT_STRETCHES * stretch) / (self.ended + HABIT_STRETCHES)),
+            (self.wanted + HABIT_STRETCHES * stretch) / (self.ended + HABIT_STRETCHES),
         )
 
 
