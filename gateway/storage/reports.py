@@ -1,7 +1,8 @@
 """What was used and what it cost, by any of a few dimensions; and the ledger's entries themselves.
 
-All of it comes from the sums that the settling transaction writes, by the hour and of each task, but for what those
-do not tell apart: tasks within a time or beside other dimensions, and their misses. These come from the entries.
+All of it comes from the sums that the settling transaction writes, by the hour and of each task. Of tasks that were
+under way when the time asked for began or ended the entries are read as well, by their index; so are those of tasks
+beside other dimensions, and misses by task, which no sums tell apart.
 Times are those of the attempts' starts. All raise `Unavailable` when the store is down.
 """
 
@@ -21,8 +22,8 @@ from gateway.storage.transact import Fetch, Row, Sql, Tx
 
 _DAY_MS = 86_400_000
 _HOUR_MS = 3_600_000
-#: What ends here ends never: milliseconds, and still within a BIGINT when widened to full hours.
-_FOR_EVER_MS = 2**50
+#: Between an attempt's start and what its task's row says of it: clocks differ, and a row is written a little later.
+_SLACK_MS = 600_000
 #: What a report may be grouped by -> the column, in usage_hour and in ledger.
 DIMENSIONS: Mapping[str, str] = {
     "tenant": "tenant_id",
@@ -70,9 +71,8 @@ async def usage(
         raise InvalidRequest(
             f"cannot group by {', '.join(unknown)}; choose from {', '.join(DIMENSIONS)}", param="by"
         )
-    ever = from_ms <= 0 and to_ms >= _FOR_EVER_MS and not team_id and not key_id
-    if tuple(by) == ("task",) and ever:
-        return [_usage_row(row, 1) for row in await _fetch(database, _TASKS)]
+    if tuple(by) == ("task",) and not team_id and not key_id:
+        return [_usage_row(row, 1) for row in await _fetch(database, _TASKS, from_ms, to_ms, _SLACK_MS)]
     sql = Sql(_usage_sql(by, "task" in by))
     first_ms = from_ms // _HOUR_MS * _HOUR_MS
     end_ms = -(-to_ms // _HOUR_MS) * _HOUR_MS
@@ -196,32 +196,11 @@ def _usage_row(row: Row, groups: int) -> UsageRow:
 def _usage_sql(by: Sequence[str], from_entries: bool) -> str:
     at = "at_ms" if from_entries else "hour_ms"
     columns = [f"{at} / {_DAY_MS} * {_DAY_MS}" if name == "day" else DIMENSIONS[name] for name in by]
-    if from_entries:
-        # A `correct` entry is no attempt of its own; its amounts are differences, which just add up.
-        terminal = "kind <> 'correct'"
-        sums = [
-            f"count(CASE WHEN {terminal} THEN 1 END)",
-            f"count(CASE WHEN {terminal} AND error <> '' THEN 1 END)",
-            f"count(CASE WHEN {terminal} AND attempt_no > 1 THEN 1 END)",
-            _sum("CASE WHEN attempt_no > 1 THEN amount_nano_usd ELSE 0 END"),
-            _sum("amount_nano_usd"),
-            _sum("list_cost_nano_usd"),
-        ]
-    else:
-        names = (
-            "attempts",
-            "errors",
-            "retries",
-            "retries_cost_nano_usd",
-            "cost_nano_usd",
-            "list_cost_nano_usd",
-        )
-        sums = [_sum(name) for name in names]
-    sums += [_sum(name) for name in TOKEN_COLUMNS]
+    sums = [*_SUMS_OF_ENTRIES] if from_entries else [_sum(name) for name in _SUMS]
     groups = ", ".join(str(i + 1) for i in range(len(by)))
     cost = len(by) + 5
     return (
-        f"SELECT {', '.join(columns + sums)} FROM {'ledger' if from_entries else 'usage_hour'} "  # noqa: S608
+        f"SELECT {', '.join(columns + sums)} FROM {'ledger l' if from_entries else 'usage_hour'} "  # noqa: S608
         f"WHERE {at} >= $1 AND {at} < $2 AND ($3 = '' OR team_id = $3) AND ($4 = '' OR key_id = $4) "
         + (f"GROUP BY {groups} ORDER BY {cost} DESC, {groups}" if by else "")
     )
@@ -247,9 +226,32 @@ def _misses_sql(by: Sequence[str], of_tasks: bool) -> str:
     )
 
 
+#: As the fields of UsageRow.
+_SUMS = (
+    "attempts",
+    "errors",
+    "retries",
+    "retries_cost_nano_usd",
+    "cost_nano_usd",
+    "list_cost_nano_usd",
+    *TOKEN_COLUMNS,
+)
+#: The same of entries. A `correct` one is no attempt of its own; its amounts are differences, which just add up.
+_SUMS_OF_ENTRIES = (
+    "count(CASE WHEN l.kind <> 'correct' THEN 1 END)",
+    "count(CASE WHEN l.kind <> 'correct' AND l.error <> '' THEN 1 END)",
+    "count(CASE WHEN l.kind <> 'correct' AND l.attempt_no > 1 THEN 1 END)",
+    _sum("CASE WHEN l.attempt_no > 1 THEN l.amount_nano_usd ELSE 0 END"),
+    _sum("l.amount_nano_usd"),
+    *(_sum(f"l.{name}") for name in ("list_cost_nano_usd", *TOKEN_COLUMNS)),
+)
+_WHOLLY_WITHIN = "t.created_at_ms >= $1 + $3 AND t.last_at_ms < $2 - $3"
 _TASKS = Sql(
-    "SELECT task_id, attempts, errors, retries, retries_cost_nano_usd, cost_nano_usd, list_cost_nano_usd, "  # noqa: S608
-    f"{', '.join(TOKEN_COLUMNS)} FROM task WHERE attempts > 0 ORDER BY cost_nano_usd DESC, task_id"
+    f"SELECT t.task_id, {', '.join(f't.{name}' for name in _SUMS)} FROM task t "  # noqa: S608
+    f"WHERE t.attempts > 0 AND t.last_at_ms >= $1 AND {_WHOLLY_WITHIN} "
+    f"UNION ALL SELECT l.task_id, {', '.join(_SUMS_OF_ENTRIES)} FROM task t JOIN ledger l ON l.task_id = t.task_id "
+    f"WHERE t.last_at_ms >= $1 - $3 AND t.created_at_ms < $2 + $3 AND NOT ({_WHOLLY_WITHIN}) "
+    "AND l.at_ms >= $1 AND l.at_ms < $2 GROUP BY l.task_id ORDER BY 6 DESC, 1"
 )
 _TASK_COSTS = Sql("SELECT cost_nano_usd, list_cost_nano_usd FROM task WHERE task_id = $1")
 _EXPLANATIONS = Sql("SELECT attempt_id, detail FROM prefix_miss WHERE request_id = $1 ORDER BY at_ms")

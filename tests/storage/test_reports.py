@@ -42,6 +42,10 @@ async def played(store: str, tmp_path: Path) -> AsyncIterator[Database]:
             cost = 1_000 if model == "sonnet" else 10
             error = "upstream_lost" if a.attempt_no == 2 else ""
             await ledger.settle(a, outcome(cost, usage=Usage(input_uncached=cost, output=1), error=error))
+        # Written now; but said to be of that time, as if they had been.
+        for column, end in [("created_at_ms", "min"), ("last_at_ms", "max")]:
+            of_entries = f"SELECT {end}(l.at_ms) FROM ledger l WHERE l.task_id = task.task_id"
+            await run(database, f"UPDATE task SET {column} = ({of_entries})")
         yield database
 
 
@@ -52,12 +56,24 @@ def row(
     return UsageRow(group, attempts, errors, errors, retries_cost, cost, cost * 3, tokens)
 
 
-async def test_tasks_of_all_time_are_read_from_their_own_rows(played: Database) -> None:
-    ever = await reports.usage(played, by=("task",), from_ms=0, to_ms=2**50)
-    assert ever == await usage(played, "task")
-    await run(played, "UPDATE task SET errors = 2 WHERE task_id = 'task_b'")
-    ever = await reports.usage(played, by=("task",), from_ms=0, to_ms=2**50)
-    assert [found.errors for found in ever] == [0, 2]
+async def test_tasks_are_read_from_their_own_rows_but_for_those_under_way_at_an_edge(
+    played: Database,
+) -> None:
+    """Their rows are made wrong here, so that an answer shows where it comes from."""
+    ever, both_days = (0, 2**50), (MIDNIGHT_MS, MIDNIGHT_MS + 2 * DAY_MS)
+    asked = [await reports.usage(played, by=("task",), from_ms=a, to_ms=b) for a, b in (ever, both_days)]
+    assert asked == [[row(("task_a",), 3, 3_000), row(("task_b",), 3, 30, 1, 10)]] * 2
+    await run(played, "UPDATE task SET errors = 7")
+    for (from_ms, to_ms), errors in [
+        (ever, [7, 7]),
+        (both_days, [7, 7]),
+        ((MIDNIGHT_MS + DAY_MS, MIDNIGHT_MS + 2 * DAY_MS), [0, 1]),
+        ((MIDNIGHT_MS, MIDNIGHT_MS + DAY_MS), [0, 0]),
+        ((MIDNIGHT_MS + 3_600_000, MIDNIGHT_MS + 2 * DAY_MS), [0, 1]),  # it began with the time asked for
+        ((MIDNIGHT_MS + 2 * DAY_MS, MIDNIGHT_MS + 3 * DAY_MS), []),
+    ]:
+        found = await reports.usage(played, by=("task",), from_ms=from_ms, to_ms=to_ms)
+        assert [task.errors for task in found] == errors
 
 
 async def usage(database: Database, *by: str, days: tuple[int, int] = (0, 2)) -> list[UsageRow]:
