@@ -100,8 +100,8 @@ def configure(level: str = "INFO", stream: TextOut | None = None) -> logging.Han
         root.removeHandler(old)
     root.addHandler(handler)
     logging.captureWarnings(True)
-    # The chatter of libraries about their own connections helps nobody at INFO.
-    for name in ("aiohttp.access", "asyncio", "urllib3", "LiteLLM"):
+    # The chatter of libraries about their own connections and steps helps nobody at INFO.
+    for name in ("aiohttp.access", "alembic", "asyncio", "urllib3", "LiteLLM"):
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     return handler
 
