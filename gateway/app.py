@@ -64,7 +64,7 @@ from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.page import OPENMETRICS, PROMETHEUS, wants_openmetrics, written
 from gateway.upstream.lookup import UsageLookup
-from gateway.upstreams import open_upstreams
+from gateway.upstreams import Litellm, open_upstreams
 
 RECONCILE_EVERY_S = 15.0
 DRAINS_MAX = 64
@@ -136,6 +136,7 @@ class App:
         self.requests = Tasks(_fault)  # attempts and settlements: drained at the end
         self.jobs = Tasks(_fault)  # run for ever: cancelled at the end
         self._following = Following(self.jobs)
+        self._litellm = Litellm(self._secrets, self.jobs.watch)
         self.edge: Edge
         self.ledger: SqlLedger
         self.reconcile: Reconcile
@@ -178,6 +179,7 @@ class App:
         self._secrets.update(settings.revealed())  # the senders hold this very dict
         self.prices.use(settings.prices)
         self.metrics.use_catalog(settings.catalog)
+        self._litellm.use(settings.catalog)
 
     async def quiet(self, timeout_s: float = 30.0) -> None:
         """Wait until every attempt so far is posted: what the ledger says is then complete."""
@@ -215,15 +217,14 @@ class App:
         await self.prices.turn()
         keys = await SqlKeyStore.open(self.database, self.store_changed)
         stack.push_async_callback(keys.close)
-        secrets_by_name = self._secrets
-        upstreams, http = await open_upstreams(settings.catalog, secrets_by_name, stack)
+        upstreams, http = await open_upstreams(settings.catalog, self._secrets, self._litellm, stack)
         upstream: Upstream = upstreams if crash is None else crash.upstream(upstreams)
         catalog, groups = lambda: self.settings.catalog, self.gpu.groups
         self.fleets = await keep_fleets(
-            groups, http, secrets_by_name, catalog, self.clock, self.metrics, self.jobs, stack
+            groups, http, self._secrets, catalog, self.clock, self.metrics, self.jobs, stack
         )
         self.fleets.health = self.health
-        await self._start_jobs(secrets_by_name)
+        await self._start_jobs()
         if settings.telemetry.traces_url or settings.telemetry.metrics_url:
             from gateway.traces import send
 
@@ -243,9 +244,8 @@ class App:
         self.edge = self._edge(world)
         await self.edge.start(settings.listen.host, settings.listen.port, reuse_port=self._reuse_port)
 
-    async def _start_jobs(self, credentials: dict[str, str]) -> None:
-        settings = self.settings
-        lookup = UsageLookup(credentials)
+    async def _start_jobs(self) -> None:
+        settings, lookup = self.settings, UsageLookup(self._secrets)
         await lookup.start()
         self._stack.push_async_callback(lookup.stop)
         self.reconcile = Reconcile(

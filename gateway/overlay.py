@@ -66,7 +66,7 @@ class Overlay:
     async def begin(self, database: Database) -> None:
         """Raises `Unavailable`. What does not fit leaves the files alone in force."""
         self._database, self._demo = database, demo_url(self._settings())
-        await self.turn(starting=True)
+        await self.turn()
         self._never = bool(self.trouble)
 
     def reload(self, read: Callable[[], Settings]) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Overlay:
         self.trouble, self._never = "", False
         self._taken_over += 1
 
-    async def turn(self, *, starting: bool = False) -> None:
+    async def turn(self) -> None:
         """Take over what changed. Raises `Unavailable`."""
         if not self.on or self._database is None:
             return
@@ -109,7 +109,7 @@ class Overlay:
                 return
             self._stored = stored
             try:
-                await self._take_over(stored.documents, starting)
+                await self._take_over(stored.documents)
             except ConfigError as error:
                 self.trouble = "; ".join(str(problem) for problem in error.problems)
                 for problem in error.problems:
@@ -118,14 +118,14 @@ class Overlay:
             self._in_force()
             _log.info("the configuration of the admin API is in force: %d documents", len(stored.documents))
 
-    async def _take_over(self, wanted: Documents, starting: bool) -> None:
+    async def _take_over(self, wanted: Documents) -> None:
         while True:
             before = self._taken_over
             new = await asyncio.to_thread(self._read, wanted)
             # Else the files were read anew meanwhile, and may say something else.
             if before == self._taken_over:
                 break
-        self._use(renewed(self._settings(), lambda: new, self._demo, starting=starting)[0])
+        self._use(renewed(self._settings(), lambda: new, self._demo)[0])
 
     async def tried(self, wanted: Documents) -> Tried:
         """What the configuration would be with these documents, or what is wrong with it; nothing changes."""

@@ -28,14 +28,11 @@ def demo_url(settings: Settings) -> str:
     return next((p.base_url for p in settings.providers.values() if p.wire is Wire.DEMO), "")
 
 
-def renewed(
-    old: Settings, read: Callable[[], Settings], demo: str, *, starting: bool = False
-) -> tuple[Settings, tuple[str, ...]]:
+def renewed(old: Settings, read: Callable[[], Settings], demo: str) -> tuple[Settings, tuple[str, ...]]:
     """The settings in force from now on, and the names of changed ones that only a restart takes over. `demo`: where the
     demo provider listens that was started, whether it is in use now or not.
 
-    Raises `ConfigError` if what is read cannot be used, or not without a restart (this is none unless `starting`): then
-    nothing has changed.
+    Raises `ConfigError` if what is read cannot be used, or not without a restart: then nothing has changed.
     """
     new = read()
     if demo:
@@ -45,18 +42,6 @@ def renewed(
             raise ConfigError(
                 [Problem(new.file, 0, "demo", "the demo provider starts with the gateway only")]
             )
-    if new.catalog.needs_litellm and not old.catalog.needs_litellm and not starting:
-        raise ConfigError(
-            [
-                Problem(
-                    new.file,
-                    0,
-                    "providers",
-                    "the first litellm provider needs a restart",
-                    "put it into the file",
-                )
-            ]
-        )
     names = [f.name for f in dataclasses.fields(Settings) if f.name not in _IGNORED]
     changed = [name for name in names if getattr(old, name) != getattr(new, name)]
     live = {name: getattr(new, name) for name in LIVE}

@@ -193,13 +193,3 @@ def test_the_demo_makes_way_for_the_first_deployment_and_comes_back_after_the_la
     assert again.providers["demo"].base_url == url
     with pytest.raises(ConfigError, match="the demo provider starts with the gateway only"):
         renewed(without, lambda: read(local, text="", env={}), "")
-
-
-def test_the_first_provider_of_litellm_waits_for_a_restart(read: Read) -> None:
-    bridged = (Document(Kind.PROVIDER, "g", {"wire": "litellm"}), deployment("m", "g"))
-    env = {"MY_KEY": "x"}
-    before = read(env=env)
-    with pytest.raises(ConfigError, match="the first litellm provider needs a restart"):
-        renewed(before, lambda: read(*bridged, env=env), "")
-    started, _ = renewed(before, lambda: read(*bridged, env=env), "", starting=True)
-    assert started.catalog.needs_litellm

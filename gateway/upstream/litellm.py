@@ -1,7 +1,7 @@
 """Every provider that does not speak the client's dialect itself, through the litellm library.
 
 The only module that imports litellm, and only when a `LitellmUpstream` is built: the import costs about 3.5 s of CPU
-and 195 MB, so it belongs to start-up and to nobody who does not need it. litellm is used as a library of request and
+and 195 MB, so nobody pays for it who does not need it. litellm is used as a library of request and
 answer conversions; its retries, fallbacks, callbacks, agent loops, caches and price look-ups stay off, and all its
 traffic goes through `bridge_http`.
 
@@ -70,7 +70,6 @@ class LitellmUpstream:
 
     def __init__(self, credentials: Mapping[str, str]) -> None:
         self._credentials = credentials
-        self._secrets = tuple(s for secret in credentials.values() for s in _secret_texts(secret))
         self._litellm, self._internal_call = _load()
         self._pool: httpx.AsyncHTTPTransport | None = None
         self._supported: dict[tuple[str, str], frozenset[str]] = {}
@@ -235,7 +234,7 @@ class LitellmUpstream:
         if exchange.failure is not None:
             raise exchange.failure from None
         if exchange.status >= 400:
-            content = error_body(call.operation, exchange.status, exchange.error_body, self._secrets)
+            content = error_body(call.operation, exchange.status, exchange.error_body, self._secrets())
             return WholeAnswer(
                 exchange.status, {"content-type": "application/json", **_headers(exchange)}, content
             )
@@ -246,13 +245,17 @@ class LitellmUpstream:
         if isinstance(status, int) and 400 <= status < 500 and status != 408:
             text = str(getattr(failed, "message", "")) or type(failed).__name__
             raw = msgspec.json.encode({"message": text.removeprefix("litellm.").split("\n", 1)[0]})
-            content = error_body(call.operation, status, raw, self._secrets)
+            content = error_body(call.operation, status, raw, self._secrets())
             return WholeAnswer(status, {"content-type": "application/json"}, content)
         billed = False if _litellm_provider(call.deployment.provider) in _PROVEN else None
         # A request that litellm cannot even build will not fare better at the next attempt.
         raise UpstreamError(
             f"litellm could not make the request ({type(failed).__name__})", billed=billed, retryable=False
         ) from None
+
+    def _secrets(self) -> tuple[str, ...]:
+        """Of now: credentials may have changed since this was built."""
+        return tuple(text for secret in self._credentials.values() for text in _secret_texts(secret))
 
 
 # --- answers -------------------------------------------------------------------------------------------

@@ -175,3 +175,30 @@ async def test_it_is_there_after_a_restart_and_a_reload_and_a_replica_without_th
             for path in ("providers/local", "credentials/shared"):
                 assert (await eva.ask(one, "DELETE", path))[0] == 200
             assert one.readiness() == []
+
+
+async def test_the_first_provider_of_litellm_is_called_without_a_restart(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """litellm is loaded when it is first needed; a call that comes meanwhile waits for it."""
+    async with (
+        DemoProvider() as demo,
+        gateway(tmp_path, "one", sqlite_url, demo.base_url, HAS_IT) as one,
+        person(one) as eva,
+    ):
+        provider = {
+            "name": "bridged",
+            "wire": "litellm",
+            "litellm_provider": "openai",
+            "base_url": demo.base_url,
+        }
+        deployment = {"provider": "bridged", "model": "g", "upstream_model": "demo-fast", "price": "none"}
+        for kind, body in [
+            MADE[0],
+            ("providers", {**provider, "credential": "shared"}),
+            ("deployments", deployment),
+        ]:
+            status, found = await eva.ask(one, "POST", kind, body)
+            assert status == 201, found
+        assert await eva.chat(one, "g") == (200, "bridged/g")
+        assert await eva.chat(one, "base") == (200, "files/base")
