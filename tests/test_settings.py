@@ -366,12 +366,12 @@ virtual_models:
   d: {{otherwise: bigg, rules: [{{name: r, model: big, tier: fast}}]}}
 """
     assert problems(read, text) == [
-        "5: virtual_models.a: leads back to itself: a -> b -> a",
-        "7: virtual_models.c: leads back to itself: c -> c",
-        "8: virtual_models.fast: 'fast' is one of the gateway's own names already",
-        "9: virtual_models.big: 'big' is a model already",
-        "10: virtual_models.d.otherwise: there is no model 'bigg' (`tollhouse check` of a sound file lists them)",
-        "10: virtual_models.d.rules[0].model: a rule leads to a tier or to a model, not to both",
+        "5:3: virtual_models.a: leads back to itself: a -> b -> a",
+        "7:3: virtual_models.c: leads back to itself: c -> c",
+        "8:3: virtual_models.fast: 'fast' is one of the gateway's own names already",
+        "9:3: virtual_models.big: 'big' is a model already",
+        "10:7: virtual_models.d.otherwise: there is no model 'bigg' (`tollhouse check` of a sound file lists them)",
+        "10:42: virtual_models.d.rules[0].model: a rule leads to a tier or to a model, not to both",
     ]
 
 
@@ -540,13 +540,13 @@ budgets:
   - {scope: everyone, limit_usd: x}
 """
     assert problems(read, text, {"ANTHROPIC_API_KEY": "k"}) == [
-        "2: rules[0].tier: no deployment is in tier small (give one of them `tier: small`)",
-        "3: rules[1].when: another rule has the same name",
-        "4: rules[2].tier: is required (one of fast, standard, small)",
+        "2:15: rules[0].tier: no deployment is in tier small (give one of them `tier: small`)",
+        "3:6: rules[1].name: another rule has the same name",
+        "4:5: rules[2].tier: is required (one of fast, standard, small)",
         "4:26: rules[2].when: task has no 'steps'; it has age_s, budget_used, interactive, reading, repeats, "
         "spent_usd, step, tool_errors",
         "5:37: rules[3].when: must be true or false, not int",
-        "7: rules[5].when: can never match, because rule 'a' before it matches whenever it would",
+        "7:31: rules[5].when: can never match, because rule 'a' before it matches whenever it would",
         "9: teams.one.tenant: there is no tenant 'nowhere' (list it under `tenants:`)",
         "9: teams.one.models: no deployment serves 'none-such'",
         '9: teams.one.budget.limit_usd: is required (for example "50")',

@@ -44,6 +44,7 @@ def check_rules(text: str, catalog: Catalog) -> tuple[Routing, list[Problem]]:
 
 def read_routing(root: Section, catalog: Catalog) -> Routing:
     """The rules of "auto", and those of each virtual model."""
+    root = root.exact()
     mode = root.choice("mode", Mode, Mode.ACTIVE)
     virtual = root.section("virtual_models")
     names = frozenset(virtual.names)
@@ -74,6 +75,9 @@ def _rules(section: Section, catalog: Catalog, virtual: frozenset[str]) -> list[
         if optional and item.text("tier") in _TIERS - catalog.by_tier.keys():
             continue  # there is nothing that it could lead to
         rule = _rule(item, catalog, virtual)
+        if any(rule.name == before.name for before in rules):
+            item.wrong("name", "another rule has the same name")
+            continue
         # Alone, for its own faults, and after the sound ones before it, for what only the order makes wrong.
         for together in ([rule], [*rules, rule]):
             try:

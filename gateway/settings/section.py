@@ -23,8 +23,11 @@ _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 class Section:
     """One mapping of the file. Call `done()` when everything was asked for."""
 
-    def __init__(self, node: Node, path: str, file: str, problems: list[Problem]) -> None:
+    def __init__(
+        self, node: Node, path: str, file: str, problems: list[Problem], *, exact: bool = False
+    ) -> None:
         self.node, self.path, self.file, self._problems = node, path, file, problems
+        self._exact = exact
         self._asked: list[str] = []
         if node.value is None:
             self._entries: dict[str, Node] = {}
@@ -62,8 +65,15 @@ class Section:
         if node is not None and node.origin is not None:
             self._problems.append(Problem(node.origin.file, 0, node.origin.key, message, hint))
             return
-        line = self.node.line if node is None else node.line
-        self._problems.append(Problem(self.file, line, self.at(key), message, hint))
+        at = node or self.node
+        column = at.column if self._exact else 0
+        self._problems.append(Problem(self.file, at.line, self.at(key), message, hint, column))
+
+    def exact(self) -> Section:
+        """The same mapping; problems of what is read through this one name the column as well."""
+        other = Section(self.node, self.path, self.file, self._problems, exact=True)
+        other._asked = self._asked
+        return other
 
     def wrong_at(self, key: str, offset: int, message: str, hint: str = "") -> None:
         """The character at `offset` of the text below `key` is where it goes wrong."""
@@ -222,8 +232,8 @@ class Section:
 
     def _below(self, node: Node, path: str) -> Section:
         if node.origin is None:
-            return Section(node, path, self.file, self._problems)
-        return Section(node, node.origin.key, node.origin.file, self._problems)
+            return Section(node, path, self.file, self._problems, exact=self._exact)
+        return Section(node, node.origin.key, node.origin.file, self._problems, exact=self._exact)
 
     def named(self) -> Iterator[tuple[str, Section]]:
         """Each entry of a mapping whose keys are names chosen by the operator."""

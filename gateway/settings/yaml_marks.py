@@ -51,6 +51,7 @@ class Node:
     unresolved: bool = False  # names a variable that is not set, which is reported already
     written: Written | None = None
     origin: Origin | None = None
+    column: int = 0  # of its key, or of the item of a list; counts from 1, 0 = not known
 
     def located(self, offset: int) -> tuple[int, int]:
         """Line and column in the file, counted from 1, of the character at `offset` of the value.
@@ -139,13 +140,13 @@ class _Reader:
         self._problems.append(Problem(self._file, line, key, message, hint))
 
     def read(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Node:
-        line = node.start_mark.line + 1
+        line, column = node.start_mark.line + 1, node.start_mark.column + 1
         if id(node) in above:
             self._wrong(line, path, "an anchor may not contain itself")
             return Node(None, line)
         above = (*above, id(node))
         if isinstance(node, yaml.MappingNode):
-            return Node(self._mapping(node, path, above), line)
+            return Node(self._mapping(node, path, above), line, column=column)
         if isinstance(node, yaml.SequenceNode):
             items = [self.read(item, f"{path}[{i}]", above) for i, item in enumerate(node.value)]
             return Node(items, line)
@@ -165,8 +166,9 @@ class _Reader:
                 self._wrong(line, full, f"is given twice; the first time in line {out[key].line}")
                 continue
             value = self.read(value_node, full, above)
-            # The key's line, not the value's: a block value starts one line below its key.
-            out[key] = Node(value.value, line, value.unresolved, value.written)
+            # The key's place, not the value's: a block value starts one line below its key.
+            column = key_node.start_mark.column + 1
+            out[key] = Node(value.value, line, value.unresolved, value.written, column=column)
         return out
 
     def _scalar(self, node: yaml.ScalarNode, path: str, line: int) -> Node:
