@@ -175,6 +175,7 @@ def test_check_shows_what_is_configured(tollhouse: Tollhouse, config: Path) -> N
             "name": "late",
             "when": "task.step > 9",
             "tier": "small",
+            "model": None,
             "caps": {
                 "max_output_tokens": 10,
                 "reasoning_effort": None,

@@ -89,6 +89,22 @@ def test_a_virtual_model_is_followed_to_where_it_leads(
     assert explain(files, capsys)["candidates"][0]["deployment"] == "own/tiny"
     late = explain(files, capsys, "--task-step", "12")
     assert (late["rule"], late["candidates"][0]["deployment"]) == ("late", "own/big")
+    files[0].write_text(
+        CONFIG.replace("tier: small}\n  - {name: labelled", "model: coder}\n  - {name: labelled")
+    )
+    files[1].write_text(json.dumps(BODY))
+    led = explain(files, capsys)
+    assert (led["tier"], led["rule"], led["reason"]) == (
+        "small",
+        "reading",
+        "task.reading; coder: no rule matched",
+    )
+    assert [(r["name"], r["matched"], r["why"]) for r in led["rules"][1]["rules"]] == [
+        ("late", False, "task.step is 1")
+    ]
+    assert cli.run(["check", "-c", str(files[0]), "--json"]) == 0
+    reading = json.loads(capsys.readouterr().out)["rules"][0]
+    assert (reading["tier"], reading["model"]) == (None, "coder")
 
 
 def test_people_get_tables_and_mistakes_a_sentence(

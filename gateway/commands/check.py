@@ -13,7 +13,7 @@ from gateway.commands.output import amount, complain, dollars, print_json, print
 from gateway.commands.prices import per_mtok
 from gateway.core.catalog import Deployment, ReplicaKind, ReplicaSource, Wire
 from gateway.core.prices import PriceRow
-from gateway.core.rules import RuleContext
+from gateway.core.rules import Caps, RuleContext
 from gateway.settings import ConfigError, Settings
 
 #: Where a provider without a base URL is found.
@@ -70,7 +70,13 @@ def summary(settings: Settings) -> dict[str, Any]:
             for d in settings.catalog.deployments
         ],
         "rules": [
-            {"name": r.name, "when": r.when, "tier": r.tier, "caps": asdict(r.caps)}
+            {
+                "name": r.name,
+                "when": r.when,
+                "tier": None if r.model else r.tier,
+                "model": r.model or None,
+                "caps": asdict(r.caps),
+            }
             for r in settings.routing.texts
         ],
         "caching": caching_levels(settings),
@@ -151,11 +157,8 @@ def _print_summary(settings: Settings) -> None:
     _print_replicas(settings)
     if settings.routing.texts:
         print_table(
-            ["rule", "when", "tier", "caps"],
-            [
-                [r.name, r.when, r.tier, ", ".join(f"{k} {v}" for k, v in asdict(r.caps).items() if v) or "-"]
-                for r in settings.routing.texts
-            ],
+            ["rule", "when", "to", "caps"],
+            [[r.name, " ".join(r.when.split()), r.target, _caps(r.caps)] for r in settings.routing.texts],
             title=f"rules ({settings.routing.mode})",
         )
     for name, rules in settings.routing.virtual.items():
@@ -176,6 +179,10 @@ def _print_summary(settings: Settings) -> None:
         print_table(["budget of", "limit>", "window", "when used up"], budgets)
     if settings.demo:
         say("no provider has a key here, so the demo provider answers; set one, for example OPENAI_API_KEY")
+
+
+def _caps(caps: Caps) -> str:
+    return ", ".join(f"{name} {most}" for name, most in asdict(caps).items() if most is not None) or "-"
 
 
 def where(source: ReplicaSource) -> str:

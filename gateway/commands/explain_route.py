@@ -94,9 +94,10 @@ def explained(settings: Settings, facts: Facts, supposed: Supposed, now_ms: int)
     decision: Decision | None = None
     name = facts.model
     while rules is not None and name not in catalog.by_model:
-        decision = rules.decide(context)
-        sets.append(_told(name, rules, context, decision))
-        name = decision.model
+        here = rules.decide(context)
+        sets.append(_told(name, rules, context, here))
+        decision = here if decision is None else decision.then(here)
+        name = here.model
         rules = _rules_of(settings, name) if name else None
     try:
         route = _route(catalog, facts, decision)
@@ -173,7 +174,7 @@ def _told(name: str, rules: RuleSet, context: RuleContext, decision: Decision) -
                 "target": rule.text.target,
                 "matched": verdict.matched,
                 "decided": rule.text.name == decision.rule,
-                "why": verdict.why if verdict.matched is not False else "",
+                "why": verdict.why,
             }
         )
     default = rules.default_model or rules.default_tier.value
@@ -296,7 +297,7 @@ def _show(found: dict[str, Any]) -> None:
                     {True: "yes", False: "no", None: "failed"}[row["matched"]],
                     row["target"],
                     " ".join(row["when"].split()),
-                    row["why"] if row["matched"] is None or row["decided"] else "",
+                    row["why"] if row["why"] != row["when"] else "",
                 ]
                 for row in rules["rules"]
             ],

@@ -48,6 +48,16 @@ class Caps:
     urgency: Urgency | None = None  # in queues, and where it says no `priority`
     priority: int | None = None  # to servers that schedule by it; lower is earlier
 
+    def beside(self, other: Caps) -> Caps:
+        """These, and the other's where there are none of these."""
+        return Caps(
+            self.max_output_tokens if self.max_output_tokens is not None else other.max_output_tokens,
+            self.reasoning_effort if self.reasoning_effort is not None else other.reasoning_effort,
+            self.service_tier if self.service_tier is not None else other.service_tier,
+            self.urgency if self.urgency is not None else other.urgency,
+            self.priority if self.priority is not None else other.priority,
+        )
+
 
 class Switch(StrEnum):
     """When a rule may take a task away from the deployment that holds its warm cache."""
@@ -179,13 +189,29 @@ class Decision:
     switch: Switch = Switch.PAYS
     model: str = ""
 
+    def then(self, there: Decision) -> Decision:
+        """This one led to a virtual model, whose rules decided `there`: what the rule that led there asked for holds
+        on, as far as those say nothing else."""
+        if not self.rule:
+            return there
+        return Decision(
+            there.rule or self.rule,
+            there.tier,
+            there.caps.beside(self.caps),
+            f"{self.why}; {self.model}: {there.why}",
+            there.failed,
+            Switch.ALWAYS if self.switch is Switch.ALWAYS else there.switch,
+            there.model,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one rule, for people who ask: matched, not matched, failed, or behind the first match."""
+    """What became of one rule, for people who ask: matched, not matched, or failed."""
 
     rule: str
     matched: bool | None  # None = it failed
+    #: the rule's own reason if it matched, what it looked at if it did not ("task.step is 4"), or how it failed
     why: str
 
 
@@ -293,7 +319,8 @@ class _Asked:
             return Verdict(rule.text.name, None, str(fault))
         if type(matched) is not bool:
             return Verdict(rule.text.name, None, f"neither true nor false: {matched!r}")
-        return Verdict(rule.text.name, matched, rule.text.why or rule.text.when)
+        why = rule.text.why or rule.text.when if matched else _seen(rule, self._context)
+        return Verdict(rule.text.name, matched, why)
 
 
 _TYPES = {str: expressions.STRING, int: expressions.INT, float: expressions.DOUBLE, bool: expressions.BOOL}
@@ -451,6 +478,24 @@ def _plain(part: msgspec.Struct) -> dict[str, object]:
         k: _plain(v) if isinstance(v, Warmth) else dict(v) if isinstance(v, Mapping) else v
         for k, v in members.items()
     }
+
+
+def _seen(rule: _Compiled, context: RuleContext) -> str:
+    """The values of what a rule reads: "task.step is 4, request.tools is 0"; "" if only the library understands it."""
+    nodes = rule.node.walk() if rule.node is not None else ()
+    paths = dict.fromkeys(n.value for n in nodes if n.op == "field" and isinstance(n.value, tuple))
+    return ", ".join(f"{'.'.join(path)} is {_value(context, path)}" for path in paths)
+
+
+def _value(context: RuleContext, path: tuple[str, ...]) -> str:
+    value: object = context
+    for name in path:
+        value = getattr(value, name)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}={v}" for k, v in value.items()) + "}"
+    return repr(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -71,14 +71,17 @@ def _by_rules(world: World, x: Exchange, catalog: Catalog, rules: RuleSet, threa
 def decide(world: World, x: Exchange, rules: RuleSet) -> Decision:
     """What the rules say, through virtual models that lead to one another. Each failed rule is told of."""
     input_tokens = bounds.estimate_input_tokens(x.facts.size)
+    before: Decision | None = None
     while True:
         decision = rules.decide(runs.context(world, x, rules, input_tokens))
         for failed in decision.failed:
             world.rule_failed(failed)
+        if before is not None:
+            decision = before.then(decision)
         further = rules_of(world, decision.model) if decision.model else None
         if further is None:
             return decision
-        rules = further  # never in a circle: that is refused at load
+        before, rules = decision, further  # never in a circle: that is refused at load
 
 
 def _default(rules: RuleSet) -> Decision:

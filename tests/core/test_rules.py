@@ -191,10 +191,12 @@ def test_every_rule_can_be_asked_for_its_own_verdict() -> None:
             RuleText("late", "task.step > 3", FAST, why="it is late"),
             RuleText("labelled", "request.labels.env == 'prod'", SMALL),
             RuleText("rest", "request.tools == 0", SMALL),
+            RuleText("never here", "task.step > 4 && request.client == 'codex' || task.interactive", SMALL),
         ]
     )
     assert rules.verdicts(RuleContext(task=TaskFacts(step=4))) == (
         Verdict("late", True, "it is late"),
         Verdict("labelled", None, "there is no 'env'"),
         Verdict("rest", True, "request.tools == 0"),
+        Verdict("never here", False, "task.step is 4, request.client is '', task.interactive is false"),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.catalog import Deployment, Order, Tier
 from gateway.core.prices import PriceRow, Rates
-from gateway.core.rules import Caps, RuleSet, RuleText, Switch
+from gateway.core.rules import Caps, Decision, RuleContext, RuleSet, RuleText, Switch, TaskFacts
 from gateway.pipeline.runs import labels_of
 from tests.support.recorder import Recorder, Script
 from tests.support.small_world import SmallWorld, key_record, provider
@@ -112,9 +112,38 @@ async def test_a_virtual_model_has_rules_of_its_own_and_may_lead_to_another() ->
         short = await ask(gw, model="coder")
         assert (short["x-deployment"], short["x-rule"]) == ("tiny", "short")
         long = await ask(gw, {"role": "user", "content": "x" * 1_000}, model="coder", headers={})
-        assert (long["x-deployment"], long["x-route-reason"]) == ("big", "no rules")
+        assert (long["x-deployment"], long["x-route-reason"]) == ("big", "true; looker: no rules")
+        assert long["x-rule"] == "rest"
         async with gw.http.get("/v1/models") as answer:
             assert [row["id"] for row in (await answer.json())["data"]] == ["big", "tiny", "coder", "looker"]
+
+
+async def test_what_the_rule_that_leads_to_a_virtual_model_asks_for_holds_there_too() -> None:
+    virtual = {
+        "cheap": RuleSet.compile(
+            [RuleText("tools", "request.tools > 5", STANDARD, Caps(max_output_tokens=9))], SMALL
+        )
+    }
+    caps = Caps(max_output_tokens=64, reasoning_effort="low")
+    rules = [RuleText("late", "task.step > 1", SMALL, caps, switch=Switch.ALWAYS, model="cheap")]
+    async with Recorder() as upstream, world(upstream, rules, virtual=virtual) as gw:
+        assert (await ask(gw))["x-deployment"] == "big"
+        assert await ask(gw, ASK, CALLS, RESULT) == {
+            "x-tier": "small",
+            "x-deployment": "tiny",
+            "x-rule": "late",
+            "x-route-reason": "task.step > 1; cheap: no rule matched",
+        }
+        assert json.loads(upstream.received[-1].body)["max_tokens"] == 64
+    first, second = rules[0], RuleText("tools", "true", STANDARD, Caps(max_output_tokens=9))
+    led = RuleSet.compile([first]).decide(RuleContext(task=TaskFacts(step=2)))
+    assert led.then(RuleSet.compile([second]).decide(RuleContext())) == Decision(
+        "tools",
+        STANDARD,
+        Caps(max_output_tokens=9, reasoning_effort="low"),
+        "task.step > 1; cheap: true",
+        switch=Switch.ALWAYS,
+    )
 
 
 async def test_a_virtual_model_is_for_keys_that_may_use_it_or_what_it_leads_to() -> None:
