@@ -25,6 +25,8 @@ T = TypeVar("T")
 #: How long operators' reads and writes may take; the ledger brings its own, shorter time.
 TIMEOUT_S = 10.0
 _CONFLICTS_MAX = 5
+#: Reports of one process on Postgres; more wait for one another, and leave connections to requests.
+_DESK_AT_ONCE_MAX = 4
 
 
 class SystemClock:
@@ -57,8 +59,8 @@ class Database:
     """An open database: exactly one of `sqlite_path` and `postgres_dsn` is set.
 
     `writer` and `reader` run transactions; on SQLite one thread each, so that no two writers of this process ever
-    wait for one another's lock, and readers never wait. `desk` is for people: what takes long there keeps no request's
-    read waiting (None = `reader`, which on Postgres has as many connections as it needs).
+    wait for one another's lock, and readers never wait. `desk` is for people: what takes long there keeps no request
+    waiting, and what is asked only once is not prepared on a connection that requests use (None = `reader`).
     """
 
     writer: Runner
@@ -125,5 +127,6 @@ def open_database(url: str, clock: Clock | None = None) -> Database:
         # asyncpg reads the whole DSN itself, `sslmode` and a socket directory as `host` included.
         dsn = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
         runner = PostgresRunner(dsn)
-        return Database(runner, runner, clock, postgres_dsn=dsn)
+        reports = PostgresRunner(dsn, statement_s=TIMEOUT_S, at_once_max=_DESK_AT_ONCE_MAX)
+        return Database(runner, runner, clock, postgres_dsn=dsn, desk=reports)
     raise ValueError(f"{scheme} is not supported; use sqlite:///path or postgresql://user@host/name")

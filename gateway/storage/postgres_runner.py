@@ -37,13 +37,41 @@ _UNWELL = (
 class PostgresRunner:
     flights = 2
 
-    def __init__(self, dsn: str, idle_in_transaction_s: float = IDLE_IN_TRANSACTION_S) -> None:
+    """`statement_s`: the server ends a statement that takes longer, which nobody waits for any more. `at_once_max`
+    transactions run at once, and others wait; None = as many as come.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        idle_in_transaction_s: float = IDLE_IN_TRANSACTION_S,
+        *,
+        statement_s: float | None = None,
+        at_once_max: int | None = None,
+    ) -> None:
         self._dsn = dsn
-        self._idle_in_transaction_ms = round(idle_in_transaction_s * 1_000)
+        # Not settings of the connection's start: poolers refuse those that they do not know.
+        self._settings = f"SET idle_in_transaction_session_timeout = {round(idle_in_transaction_s * 1_000)}"
+        if statement_s is not None:
+            self._settings += f"; SET statement_timeout = {round(statement_s * 1_000)}"
+        self._turns = None if at_once_max is None else asyncio.Semaphore(at_once_max)
         self._idle: list[Any] = []
 
     async def run(self, tx: Callable[[], Tx[T]], timeout_s: float) -> T:
         deadline = asyncio.get_running_loop().time() + timeout_s
+        if self._turns is None:
+            return await self._run(tx, deadline)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turns.acquire()
+        except TimeoutError as e:
+            raise StoreDown("too many reports are being made at once") from e
+        try:
+            return await self._run(tx, deadline)
+        finally:
+            self._turns.release()
+
+    async def _run(self, tx: Callable[[], Tx[T]], deadline: float) -> T:
         connection = await self._begin(deadline)
         committing = False
         result: Any = None
@@ -100,10 +128,7 @@ class PostgresRunner:
                     timeout=CONNECT_TIMEOUT_S,
                     server_settings={"application_name": "tollhouse"},
                 )
-                # Not a setting of the connection's start: poolers refuse those that they do not know.
-                await connection.execute(
-                    f"SET idle_in_transaction_session_timeout = {self._idle_in_transaction_ms}"
-                )
+                await connection.execute(self._settings)
                 await connection.execute("BEGIN")
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as e:
             if connection is not None:

@@ -132,3 +132,38 @@ async def test_who_stands_still_inside_a_transaction_keeps_its_locks_only_for_a_
         await frozen.close()
         assert isinstance(await reserve(ledger, attempt(), 400), Granted)
         assert [b.reserved for b in await ledger.snapshot(TEAM)] == [400]
+
+
+async def test_reports_leave_the_connections_of_requests_alone(postgres_url: str) -> None:
+    """A report's statement is another one each time: prepared where requests are served it would push out theirs."""
+    database = open_database(postgres_url)
+    who = Sql("SELECT pg_backend_pid()")
+
+    def tx() -> Tx[int]:
+        return int((yield Fetch(who))[0][0])
+
+    serving = {await database.read(tx), await database.write(tx)}
+    reporting = {await database.report(tx), await database.report(tx)}
+    assert (len(serving), len(reporting), serving & reporting) == (1, 1, set())
+    await database.close()
+
+
+async def test_of_many_reports_some_wait_and_none_goes_on_when_nobody_waits_for_it(postgres_url: str) -> None:
+    dsn = postgres_url.replace("postgresql+asyncpg", "postgresql")
+    desk = PostgresRunner(dsn, statement_s=0.2, at_once_max=1)
+
+    def sleeping(seconds: float) -> Callable[[], Tx[None]]:
+        def tx() -> Tx[None]:
+            yield Fetch(Sql(f"SELECT 'report', pg_sleep({seconds})"))
+
+        return tx
+
+    with pytest.raises(StoreDown, match="statement timeout"):
+        await desk.run(sleeping(60.0), 5.0)
+    slow = asyncio.create_task(desk.run(sleeping(0.15), 5.0))
+    await asyncio.sleep(0)  # it has its turn now
+    with pytest.raises(StoreDown, match="too many reports are being made at once"):
+        await desk.run(sleeping(0.0), 0.05)
+    await slow
+    await desk.run(sleeping(0.0), 5.0)
+    await desk.close()
