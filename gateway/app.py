@@ -304,6 +304,7 @@ class App:
             stack=self._stack,
             metrics=self.metrics,
             fleets=self.fleets,
+            places=self.gpu.places,
         )
         return self._replicas.limits, self._replicas.prefixes
 
@@ -335,10 +336,7 @@ class App:
             learned=None if self._replicas is None else self._replicas.learned,
             pepper=pepper,
             traceparent=None if self._traces is None else self._traces.header,
-            policy=Policy(
-                expose_cost=settings.expose_cost,
-                key_limit=settings.limits,
-            ),
+            policy=Policy(expose_cost=settings.expose_cost, key_limit=settings.limits),
             drains=Drains(DRAINS_MAX),
             breakers=settings.breakers,
             cache_rules=lambda: self.settings.cache_rules,

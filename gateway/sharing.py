@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.core.health import HealthState
 from gateway.fleets import Fleets
+from gateway.pipeline.places import Places
 from gateway.ports import Bindings, Clock, Learned, Limits, PrefixIndex
 from gateway.settings import ConfigError, Problem, Settings
 from gateway.storage.memory import MemoryPrefixIndex
@@ -46,8 +47,9 @@ async def share(
     stack: AsyncExitStack,
     metrics: Metrics,
     fleets: Fleets,
+    places: Places,
 ) -> Shared:
-    """Keep `states` and `fleets` in step with other replicas from now on, and share limits, lineage and refusals.
+    """Keep `states` and `fleets` in step with other replicas from now on, and share limits, lineage, refusals and `places`.
     `ConfigError` for a URL that cannot be used.
     """
     url = settings.redis_url or ""
@@ -60,6 +62,7 @@ async def share(
     for first in (limits, prefixes, told):
         await first.start()
         stack.push_async_callback(first.close)
+    places.share(limits, jobs.spawn)
     metrics.gauge(
         "tollhouse_limits_degraded",
         "1 while Redis is away and each process keeps to its share of the limits.",

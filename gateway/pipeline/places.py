@@ -1,13 +1,18 @@
 """places: how many calls a deployment takes at once, and who gets the next place (`core.waiting`).
 
 A queue that is full, or too slow, is said so with Retry-After: 429 to a team whose own calls fill it, 503 to others.
+
+Queues are of each process. Places are, too, or of all processes together, once they are shared: then a process with a
+queue asks every few milliseconds for one that somebody has left, so that all who wait have the same chance of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,11 +20,14 @@ from gateway.core.catalog import Deployment
 from gateway.core.errors import GatewayError, RateLimited, Unavailable
 from gateway.core.serving import QueuePolicy, Urgency
 from gateway.core.waiting import Line, Ticket
+from gateway.ports import Limits, Spawn
 
 #: Waiting calls per place that a deployment has, over all teams, unless its `queue` says how many.
 WAITING_PER_PLACE = 4
 _RETRY_AFTER_S = 2
 _RETRY_AFTER_MAX_S = 60
+#: How often a process with a queue asks for a place that all share; another time each time, lest two keep step.
+_ASK_AGAIN_S = (0.005, 0.015)
 #: The weight of the newest call in how long a place is held.
 _NEWEST = 0.1
 
@@ -39,25 +47,28 @@ def _untold(_deployment: str, _urgency: Urgency, _waited_s: float, _how: str) ->
 class _Gate:
     """One deployment as it was last asked for, who is inside, and who waits."""
 
-    __slots__ = ("deployment", "held_s", "inside", "line", "turns")
+    __slots__ = ("asking", "deployment", "held_s", "inside", "line", "turns")
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.inside = 0
         self.line = Line()
-        #: a turn ends with None, which is a place, or with why there is none
-        self.turns: dict[Ticket, asyncio.Future[GatewayError | None]] = {}
+        #: a turn ends with a place, or with why there is none
+        self.turns: dict[Ticket, asyncio.Future[GatewayError | str]] = {}
         self.held_s = 0.0  # for how long a place is held, averaged; 0 = not known
+        #: asks for shared places as long as somebody waits
+        self.asking: asyncio.Task[None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     gate: _Gate
     since_s: float
+    place: str  # as it is known to those who share it; "" = of this process alone
 
 
 class Places:
-    """The places of all deployments that have a limit, in this process.
+    """The places of all deployments that have a limit, in this process or, after `share`, in all.
 
     `live` tells how many replicas of a deployment are in use; one at least counts, for a request that finds none is
     refused elsewhere. `wait_max_s` replaces that of every deployment.
@@ -77,6 +88,12 @@ class Places:
         self._waited = waited
         self._monotonic = monotonic
         self._wait_max_s = wait_max_s
+        self._shared: Limits | None = None
+        self._spawn: Spawn | None = None
+
+    def share(self, limits: Limits, spawn: Spawn) -> None:
+        """From now on places are counted there for all processes."""
+        self._shared, self._spawn = limits, spawn
 
     def most(self, deployment: Deployment) -> int | None:
         """Calls at once; None = as many as come."""
@@ -105,12 +122,11 @@ class Places:
         now_s = self._monotonic()
         if len(gate.line):
             self._fill(gate)  # a replica may have come since
-        if gate.inside < most and not len(gate.line):
-            gate.inside += 1
-        else:
-            await self._wait(gate, Ticket(team, urgency, now_s), most)
+        place = None if len(gate.line) else await self._taken(gate, most)
+        if place is None:
+            place = await self._wait(gate, Ticket(team, urgency, now_s), most)
         entered_s = self._monotonic()
-        self._held[attempt_id] = _Held(gate, entered_s)
+        self._held[attempt_id] = _Held(gate, entered_s, place)
         self._waited(deployment.name, urgency, entered_s - now_s, "entered")
 
     def leave(self, attempt_id: str) -> None:
@@ -120,7 +136,7 @@ class Places:
             return
         gate, took_s = held.gate, self._monotonic() - held.since_s
         gate.held_s += (_NEWEST if gate.held_s else 1.0) * (took_s - gate.held_s)
-        self._give_back(gate)
+        self._give_back(gate, held.place)
 
     def look(self, deployment: str) -> None:
         """More replicas may be there than before: let in who waits, as far as there is room."""
@@ -144,7 +160,25 @@ class Places:
             for urgency in Urgency
         }
 
-    async def _wait(self, gate: _Gate, ticket: Ticket, most: int) -> None:
+    async def _taken(self, gate: _Gate, most: int | None) -> str | None:
+        """A place, or None if there is none now."""
+        if most is not None and gate.inside >= most:
+            return None
+        gate.inside += 1
+        if self._shared is None or most is None:
+            return ""
+        place = uuid.uuid4().hex
+        try:
+            full = await self._shared.enter([(f"deployment:{gate.deployment.name}", most)], place)
+        except BaseException:
+            self._give_back(gate, place)
+            raise
+        if full is None:
+            return place
+        gate.inside -= 1
+        return None
+
+    async def _wait(self, gate: _Gate, ticket: Ticket, most: int) -> str:
         name, policy = gate.deployment.name, self._policy(gate.deployment)
         away = gate.line.join(ticket, policy.waiting_max or most * WAITING_PER_PLACE)
         if away is not None:
@@ -155,33 +189,43 @@ class Places:
             displaced = gate.turns.pop(away.ticket)
             if not displaced.done():
                 displaced.set_result(refusal)
-        turn = gate.turns[ticket] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[GatewayError | str] = asyncio.get_running_loop().create_future()
+        gate.turns[ticket] = turn
+        if self._shared is not None:
+            self._fill(gate)
         try:
             async with asyncio.timeout(policy.longest_wait_s(ticket.urgency)):
-                refused = await turn
+                place = await turn
         except BaseException as stop:
             gate.line.discard(ticket)
             gate.turns.pop(ticket, None)
             # The place may have come in the same turn of the loop.
-            if turn.done() and not turn.cancelled() and turn.result() is None:
-                self._give_back(gate)
+            if turn.done() and not turn.cancelled() and isinstance(given := turn.result(), str):
+                self._give_back(gate, given)
             late = isinstance(stop, TimeoutError)
             self._waited(name, ticket.urgency, self._monotonic() - ticket.since_s, "late" if late else "left")
             if late:
                 raise self._refusal(gate, most, crowding=False) from stop
             raise
-        if refused is not None:
-            raise refused
+        if isinstance(place, GatewayError):
+            raise place
+        return place
 
     def _policy(self, deployment: Deployment) -> QueuePolicy:
         policy = deployment.serving.queue
         return policy if self._wait_max_s is None else replace(policy, wait_max_s=self._wait_max_s)
 
-    def _give_back(self, gate: _Gate) -> None:
+    def _give_back(self, gate: _Gate, place: str) -> None:
         gate.inside -= 1
+        if place and self._shared is not None:
+            self._shared.leave(place)
         self._fill(gate)
 
     def _fill(self, gate: _Gate) -> None:
+        if self._spawn is not None:
+            if len(gate.line) and (gate.asking is None or gate.asking.done()):
+                gate.asking = self._spawn(self._ask(gate), "places")
+            return
         most = self.most(gate.deployment)
         after_s = gate.deployment.serving.queue.batch_turn_after_s
         while most is None or gate.inside < most:
@@ -191,7 +235,21 @@ class Places:
             turn = gate.turns.pop(ticket)
             if not turn.done():
                 gate.inside += 1
-                turn.set_result(None)
+                turn.set_result("")
+
+    async def _ask(self, gate: _Gate) -> None:
+        """Let in who waits, as there are shared places, until nobody does."""
+        while len(gate.line):
+            place = await self._taken(gate, self.most(gate.deployment))
+            if place is None:
+                await asyncio.sleep(random.uniform(*_ASK_AGAIN_S))
+                continue
+            ticket = gate.line.next(self._monotonic(), gate.deployment.serving.queue.batch_turn_after_s)
+            turn = None if ticket is None else gate.turns.pop(ticket)
+            if turn is None or turn.done():
+                self._give_back(gate, place)
+            else:
+                turn.set_result(place)
 
     def _refusal(self, gate: _Gate, most: int, *, crowding: bool) -> GatewayError:
         after_s = _RETRY_AFTER_S

@@ -17,7 +17,9 @@ import pytest
 from redis import Redis
 
 from gateway.app import App
+from gateway.core.errors import Unavailable
 from gateway.core.identity import RateLimit
+from gateway.core.serving import QueuePolicy, Serving
 from gateway.core.shaping import CachingPolicy
 from gateway.core.trimming import TrimPolicy
 from gateway.demo.provider import DemoProvider
@@ -100,6 +102,12 @@ async def test_replicas_share_limits_and_lineage(
         statuses = Counter([(await two.chat(n % 2, "hi"))[0] for n in range(20)])
         assert statuses == {200: 10, 429: 10}
         assert b"\ntollhouse_limits_degraded 0\n" in two.apps[0].metrics.render()
+
+        one_place = Serving(queue=QueuePolicy(wait_max_s=0.05))
+        at = dataclasses.replace(two.apps[0].settings.catalog.deployments[0], concurrent=1, serving=one_place)
+        await two.apps[0].gpu.places.enter(at, "team", "first")
+        with pytest.raises(Unavailable, match="all 1 places of"):
+            await two.apps[1].gpu.places.enter(at, "team", "second")
 
 
 async def test_what_one_replica_trimmed_is_read_from_another(
