@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ async def share(
     for first in (limits, prefixes, told):
         await first.start()
         stack.push_async_callback(first.close)
-    places.share(limits, jobs.spawn)
+    places.share(limits, jobs.spawn, random.random)
     metrics.gauge(
         "tollhouse_limits_degraded",
         "1 while Redis is away and each process keeps to its share of the limits.",

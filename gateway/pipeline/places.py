@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 import uuid
 from collections.abc import Callable
@@ -26,8 +25,8 @@ from gateway.ports import Limits, Spawn
 WAITING_PER_PLACE = 4
 _RETRY_AFTER_S = 2
 _RETRY_AFTER_MAX_S = 60
-#: How often a process with a queue asks for a place that all share; another time each time, lest two keep step.
-_ASK_AGAIN_S = (0.005, 0.015)
+#: A process with a queue asks for a place that all share after this time, or up to twice that, lest two keep step.
+_ASK_AGAIN_S = 0.006
 #: The weight of the newest call in how long a place is held.
 _NEWEST = 0.1
 
@@ -90,10 +89,11 @@ class Places:
         self._wait_max_s = wait_max_s
         self._shared: Limits | None = None
         self._spawn: Spawn | None = None
+        self._random: Callable[[], float] = float
 
-    def share(self, limits: Limits, spawn: Spawn) -> None:
-        """From now on places are counted there for all processes."""
-        self._shared, self._spawn = limits, spawn
+    def share(self, limits: Limits, spawn: Spawn, random: Callable[[], float]) -> None:
+        """From now on places are counted there for all processes. `random` gives numbers from 0 to 1."""
+        self._shared, self._spawn, self._random = limits, spawn, random
 
     def most(self, deployment: Deployment) -> int | None:
         """Calls at once; None = as many as come."""
@@ -242,7 +242,7 @@ class Places:
         while len(gate.line):
             place = await self._taken(gate, self.most(gate.deployment))
             if place is None:
-                await asyncio.sleep(random.uniform(*_ASK_AGAIN_S))
+                await asyncio.sleep(_ASK_AGAIN_S + self._random() * _ASK_AGAIN_S)
                 continue
             ticket = gate.line.next(self._monotonic(), gate.deployment.serving.queue.batch_turn_after_s)
             turn = None if ticket is None else gate.turns.pop(ticket)

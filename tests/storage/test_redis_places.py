@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -32,7 +33,7 @@ async def processes(url: str, count: int, **more: Any) -> AsyncIterator[list[tup
     for _ in range(count):
         limits, places = RedisLimits(url, replicas_min=count, timeout_s=PATIENT_S), Places(**more)
         await limits.start()
-        places.share(limits, jobs.spawn)
+        places.share(limits, jobs.spawn, random.random)
         made.append((places, limits))
     yield made
     await jobs.drain(PATIENT_S)
