@@ -267,6 +267,11 @@ class RuleSet:
             tuple(compiled), default_tier, used & FIELDS.keys(), default_model, shadow, _together(compiled)
         )
 
+    def leads_to(self, tier: Tier, names: Sequence[str]) -> bool:
+        """Whether a rule, or the default, leads to the tier, or to a model of one of the names."""
+        targets = {rule.text.target for rule in self.rules} | {self.default_model or self.default_tier.value}
+        return not targets.isdisjoint((tier.value, *names))
+
     def decide(self, context: RuleContext) -> Decision:
         """The first rule whose expression is true; a rule that fails is passed over and named in the decision."""
         if self._first is None:

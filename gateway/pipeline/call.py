@@ -17,7 +17,9 @@ from gateway.core.dialects import ABORT, AnswerFacts, Reading
 from gateway.core.dialects.caps import cap_edits
 from gateway.core.entry import Attempt, Outcome
 from gateway.core.errors import (
+    BudgetExceeded,
     GatewayError,
+    UnboundableRequest,
     UpstreamAborted,
     UpstreamAuthFailed,
     UpstreamError,
@@ -69,6 +71,7 @@ async def open_answer(world: World, x: Exchange) -> Opened:
     The caller's place is free again once an answer is whole, or if there is none; one of a stream is left by `meter`.
     """
     opened = None
+    failed: UpstreamError | None = None
     way = Way(world, x)
     try:
         deployment = way.first()
@@ -76,11 +79,16 @@ async def open_answer(world: World, x: Exchange) -> Opened:
             try:
                 opened = await _attempt(world, x, deployment)
                 return opened
+            except (BudgetExceeded, UnboundableRequest) as refusal:
+                if failed is None or _stopped(refusal):
+                    raise
+                # A further attempt that the budget has no room for is not made, and is no end of the budget.
+                raise failed from refusal
             except UpstreamError as error:
                 step = way.after(error)
                 if step is None:
                     raise
-                deployment = step.deployment
+                failed, deployment = error, step.deployment
                 if step.delay_s:
                     x.steps.pause()
                     await asyncio.sleep(step.delay_s)
@@ -88,6 +96,11 @@ async def open_answer(world: World, x: Exchange) -> Opened:
     finally:
         if opened is None or opened.meter is None:
             admit.leave(world, x)
+
+
+def _stopped(refusal: BudgetExceeded | UnboundableRequest) -> bool:
+    """The task was stopped between two attempts."""
+    return isinstance(refusal, BudgetExceeded) and refusal.refused is not None and bool(refusal.refused.state)
 
 
 async def _attempt(world: World, x: Exchange, deployment: Deployment) -> Opened:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from gateway.core import bounds, routing
 from gateway.core.catalog import Deployment
 from gateway.core.errors import UpstreamError, UpstreamOverloaded, UpstreamRefused
+from gateway.core.routing import AUTO
 from gateway.pipeline import replicas
 from gateway.pipeline.exchange import Exchange, World
+from gateway.pipeline.route import rules_of
 
 #: Ways in which providers say that a prompt is too long for a model (vendors' error pages, November 2026).
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "context_window_exceeded", "string_above_max_length"})
@@ -116,12 +118,19 @@ class Way:
     def _open(self, d: Deployment) -> bool:
         """The caller may use it for this, and it is well. Its price is held against the budgets like any other's."""
         x = self._x
-        may = x.caller.may_use(x.facts.model, d.tier.value, d.model, *d.aliases)
         return (
-            may
+            x.caller.may_use(*self._asked_for(d), d.tier.value, d.model, *d.aliases)
             and d.serves(x.operation)
             and routing.fits(d, self._world.health, self._world.clock.monotonic())
         )
+
+    def _asked_for(self, d: Deployment) -> tuple[str, ...]:
+        """The name that the client asked for, if that may lead to `d` by itself: who may use one tier may not use
+        another for that."""
+        asked = self._x.facts.model
+        rules = rules_of(self._world, asked)
+        leads = asked == AUTO or (rules is not None and rules.leads_to(d.tier, (d.model, *d.aliases)))
+        return (asked,) if leads else ()
 
 
 def _too_long(error: UpstreamError) -> bool:

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from gateway.core.catalog import Deployment, Tier
-from gateway.core.entry import Kind
+from gateway.core.entry import Amounts, Attempt, Granted, Kind, Refused
 from gateway.core.errors import RateLimited, Unavailable
 from gateway.core.health import HealthState, Status
+from gateway.core.prices import PriceRow, Rates
 from gateway.core.retries import RetryBudget
+from gateway.core.rules import RuleSet, RuleText, Switch
 from gateway.pipeline.places import Places
 from tests.pipeline.fault_schedules import one_bad, play
 from tests.pipeline.test_attempts import BODY, CHAT, OVERLOADED, says
 from tests.support.recorder import Recorder, Script
-from tests.support.small_world import SmallWorld, deployment, key_record, provider
+from tests.support.small_world import MemoryLedger, SmallWorld, deployment, key_record, provider
+
+SHORT = RuleText("short", "request.max_output_tokens == 7", Tier.STANDARD)
+
+
+class Purse(MemoryLedger):
+    """Admits what holds no more than it has."""
+
+    def __init__(self, most_nano_usd: int) -> None:
+        super().__init__()
+        self.most_nano_usd = most_nano_usd
+        self.refused_deployments: list[str] = []
+
+    async def reserve(
+        self, attempt: Attempt, scopes: Sequence[str], ask: Amounts, least: Amounts, *, landing: bool = False
+    ) -> Granted | Refused:
+        if (ask.nano_usd or 0) <= self.most_nano_usd:
+            return await super().reserve(attempt, scopes, ask, least, landing=landing)
+        self.refused_deployments.append(attempt.deployment)
+        return Refused("key:k", self.most_nano_usd, 0, 0, None)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -176,6 +198,70 @@ async def test_a_tier_falls_back_to_the_tiers_that_are_configured_for_it() -> No
                 run = gw.world.runs.known(task_id)
                 homes = [t.home for t in run.threads.values()] if run is not None else []
                 assert homes == (["big"] if fallbacks else [])  # the binding moves with the answer
+
+
+async def test_a_fallback_never_goes_where_the_key_may_not() -> None:
+    async with Recorder() as ill, Recorder() as well:
+        tiers = [
+            Deployment(
+                "tiny", provider(ill.base_url), "tiny", "tiny", "up/m", Tier.SMALL, context_tokens=2_000
+            ),
+            Deployment("big", provider(well.base_url), "big", "big", "up/m", Tier.STANDARD),
+        ]
+        virtual = {"only": RuleSet.compile([], Tier.SMALL), "both": RuleSet.compile([SHORT], Tier.SMALL)}
+        too_long = says(400, {"message": "no", "code": "context_length_exceeded"})
+        told: dict[tuple[str, str], list[object]] = {}
+        for may, model in (
+            ("small", "small"),
+            ("tiny", "small"),
+            ("only", "only"),
+            ("both", "both"),
+            ("auto", "auto"),
+            ("", "small"),
+        ):
+            told[may, model] = []
+            for failure in (OVERLOADED, too_long):
+                async with SmallWorld(
+                    tiers,
+                    record=key_record(models=frozenset({may} - {""})),
+                    fallbacks={Tier.SMALL: (Tier.STANDARD,)},
+                    virtual=virtual,
+                    rules=[RuleText("all", "true", Tier.SMALL, switch=Switch.ALWAYS)],
+                ) as gw:
+                    ill.scripts = [failure] * 3
+                    async with gw.http.post(CHAT, data=BODY.replace(b'"m"', f'"{model}"'.encode())) as answer:
+                        told[may, model].append(answer.headers.get("x-deployment", answer.status))
+        no, yes = [503, 400], ["big", "big"]
+        assert told == {
+            ("small", "small"): no,
+            ("tiny", "small"): no,
+            ("only", "only"): no,
+            ("both", "both"): yes,
+            ("auto", "auto"): yes,
+            ("", "small"): yes,
+        }
+
+
+async def test_a_fallback_that_the_budget_has_no_room_for_is_not_made_and_is_no_end_of_the_budget() -> None:
+    dear = PriceRow("up/big", "up/big@1", 0, Rates(30_000_000, 150_000_000, 3_000_000, 37_500_000))
+    async with Recorder() as upstream:
+        up = provider(upstream.base_url)
+        tiers = [
+            Deployment("tiny", up, "tiny", "tiny", "up/m", Tier.SMALL),
+            Deployment("big", up, "big", "big", "up/big", Tier.STANDARD),
+        ]
+        ledger = Purse(most_nano_usd=5_000_000)
+        async with SmallWorld(
+            tiers, ledger=ledger, more_prices=[dear], fallbacks={Tier.SMALL: (Tier.STANDARD,)}
+        ) as gw:
+            upstream.scripts = [OVERLOADED]
+            shown = []
+            for _ in range(2):  # what was refused is not remembered against the next request
+                async with gw.http.post(CHAT, data=BODY.replace(b'"m"', b'"small"')) as answer:
+                    code = (await answer.json()).get("error", {}).get("code")
+                    shown.append((answer.status, code, answer.headers.get("x-deployment")))
+            assert shown == [(503, "upstream_overloaded", None), (200, None, "tiny")]
+            assert ledger.refused_deployments == ["big"]
 
 
 async def test_a_drained_deployment_gets_nothing_unless_nothing_else_is_there() -> None:
