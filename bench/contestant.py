@@ -45,18 +45,22 @@ providers:
     wire: anthropic
     base_url: http://{mock}/v1
     deployments: [*model]
+log_level: warning
+"""
+BUDGET = """\
 budgets:
   - {{scope: "tenant:default", limit_usd: "1000000", window: month}}
-log_level: warning
 """
 
 
-def write_config(state: Path, port: int, admin_port: int, mock: str, database_url: str) -> Path:
+def write_config(
+    state: Path, port: int, admin_port: int, mock: str, database_url: str, *, budget: bool
+) -> Path:
     """The configuration file, inside of `state`."""
     state.mkdir(parents=True, exist_ok=True)
     file = state / "gateway.yaml"
     file.write_text(
-        CONFIG.format(
+        (CONFIG + (BUDGET if budget else "")).format(
             port=port, admin_port=admin_port, mock=mock, state=state, database_url=database_url, pepper=PEPPER
         )
     )
@@ -95,10 +99,11 @@ def main() -> None:
     ap.add_argument(
         "--database", default="", help="URL of an empty database; default: SQLite in the state folder"
     )
+    ap.add_argument("--budget", action="store_true", help="limit the tenant (to far more than is used)")
     args = ap.parse_args()
     state = args.state.resolve()
     database_url = args.database or f"sqlite:///{state / 'ledger.db'}"
-    config = write_config(state, args.port, args.port + 1000, args.mock, database_url)
+    config = write_config(state, args.port, args.port + 1000, args.mock, database_url, budget=args.budget)
     asyncio.run(prepare(database_url))
     command = serve_command(config)
     os.execv(command[0], command)

@@ -16,21 +16,27 @@ CI_CHUNKS = 100
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`most`: the largest ratio to the reference, or the largest added milliseconds, that still meets it."""
+    """The largest ratio to the reference, or the largest added milliseconds, that still meets it: `first` where keys,
+    ledger and metrics are on and nothing is limited, `full` with a budget on the way."""
 
     work: str
     what: str
     unit: str
-    most: float
+    first: float
+    full: float
+
+    def most(self, contestant: str) -> float:
+        return self.full if contestant.endswith(WITH_BUDGET) else self.first
 
 
-#: Performance targets of the first working gateway (budgets on the way, ledger and metrics on).
+#: End of the names of contestants that have a budget.
+WITH_BUDGET = "-budget"
 TARGETS = (
-    Target("A", "1 KB chat, CPU a request", "us", 2.0),
-    Target("B400", "400 KB agent step, CPU a request", "us", 1.8),
-    Target("B2M", "2 MB agent step, CPU a request", "us", 1.8),
-    Target("CI", "stream, CPU a chunk", "us", 1.4),
-    Target("D", "1 KB chat at 50/s, p50 added to direct", "ms", 2.5),
+    Target("A", "1 KB chat, CPU a request", "us", 2.0, 1.6),
+    Target("B400", "400 KB agent step, CPU a request", "us", 1.8, 1.4),
+    Target("B2M", "2 MB agent step, CPU a request", "us", 1.8, 1.4),
+    Target("CI", "stream, CPU a chunk", "us", 1.4, 1.15),
+    Target("D", "1 KB chat at 50/s, p50 added to direct", "ms", 2.5, 2.0),
 )
 IDLE_MB = 120.0
 
@@ -48,8 +54,12 @@ class Figure:
     highest: float
 
     @property
+    def most(self) -> float:
+        return self.target.most(self.contestant)
+
+    @property
     def met(self) -> bool:
-        return self.score <= self.target.most
+        return self.score <= self.most
 
 
 def figures(rows: Sequence[Row], contestant: str) -> list[Figure]:
@@ -108,6 +118,6 @@ def table(found: Sequence[Figure]) -> str:
         out.append(
             f"| {f.target.work}: {f.target.what} | {f.contestant} | {f.value:.{digits}f} {unit}"
             f" | {f.reference:.{digits}f} {unit} | {f.score:.2f}{mark} ({f.lowest:.2f}-{f.highest:.2f})"
-            f" | <= {f.target.most}{mark or ' ms'} | {'yes' if f.met else 'NO'} |"
+            f" | <= {f.most}{mark or ' ms'} | {'yes' if f.met else 'NO'} |"
         )
     return "\n".join(out)

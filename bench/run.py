@@ -40,14 +40,14 @@ def main() -> int:
         return 2
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollhouse-bench-")))
-        ours = [] if args.yardsticks_only else ["tollhouse"]
-        postgres = ""
+        ours = [] if args.yardsticks_only else ["tollhouse", f"tollhouse{results.WITH_BUDGET}"]
+        postgres: list[str] = []
         if ours and not args.no_postgres:
+            cores = {LOAD_CORE} if (os.cpu_count() or 1) > 1 else None
             try:
-                postgres = stack.enter_context(
-                    throwaway_postgres({LOAD_CORE} if (os.cpu_count() or 1) > 1 else None)
-                )
-                ours.append("tollhouse-postgres")
+                # One for each: a budget stays in a database.
+                postgres = [stack.enter_context(throwaway_postgres(cores)) for _ in range(2)]
+                ours += [f"tollhouse-postgres{end}" for end in ("", results.WITH_BUDGET)]
             except NoPostgres as why:
                 print(f"bench: without tollhouse-postgres: {why}", file=sys.stderr)
         contestants = work / "contestants.toml"
@@ -96,10 +96,12 @@ def _missing(shared: Path) -> str:
     return ""
 
 
-def _merged(shared: Path, postgres: str) -> str:
+def _merged(shared: Path, postgres: Sequence[str]) -> str:
     """Their contestants and ours in one file; `compare` fills in what is left."""
     ours = (HERE / "contestants.toml").read_text()
-    for name, value in (("bench", str(HERE)), ("key", KEY), ("postgres", postgres)):
+    first, second = postgres or ("", "")
+    values = {"bench": str(HERE), "key": KEY, "postgres": first, "postgres_budget": second}
+    for name, value in values.items():
         ours = ours.replace(f"{{{name}}}", value)
     return (shared / "contestants.toml").read_text() + "\n" + ours
 
@@ -177,7 +179,7 @@ def _flat(found: Sequence[results.Figure]) -> Iterator[dict[str, Any]]:
             "reference": f.reference,
             "score": f.score,
             "range": [f.lowest, f.highest],
-            "target": f.target.most,
+            "target": f.most,
             "met": f.met,
         }
 
