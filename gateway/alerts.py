@@ -132,6 +132,8 @@ class Alerts:
 
     def tell(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:
         """What is no breaker's (`pipeline.exchange.World.tell`)."""
+        if kind == "credential_refused":  # the log has it too: there may be no receiver
+            _log.warning("%s", body["message"])
         self._tasks.watch(self._put(kind, dedupe, body), "alert")
 
     async def _put(self, kind: str, dedupe: str, body: Mapping[str, object]) -> None:

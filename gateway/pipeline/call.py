@@ -80,10 +80,14 @@ async def open_answer(world: World, x: Exchange) -> Opened:
                 opened = await _attempt(world, x, deployment)
                 return opened
             except (BudgetExceeded, UnboundableRequest) as refusal:
-                if failed is None or _stopped(refusal):
+                # Another attempt that the budget has no room for is not made, and is no end of the budget.
+                own = None if _stopped(refusal) else way.without_those_ahead()
+                if own is not None:
+                    deployment = own
+                elif failed is None or _stopped(refusal):
                     raise
-                # A further attempt that the budget has no room for is not made, and is no end of the budget.
-                raise failed from refusal
+                else:
+                    raise failed from refusal
             except UpstreamError as error:
                 step = way.after(error)
                 if step is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.core import bounds, routing
 from gateway.core.catalog import Deployment
@@ -35,10 +35,25 @@ class Way:
         self._left = list(x.route.candidates)
         self._tried: list[Deployment] = []
         self._moves = 0  # to other replicas of a deployment: none of them is a try of another kind
+        self._ahead: frozenset[str] = frozenset()  # of other tiers, asked before the candidates
+        if world.health and x.route.tier is not None and not self._fit(self._left[0]):
+            # Candidates are unfit only if all are. Asking one of them all the same is for those without a way out.
+            found = self._further()
+            if found:
+                self._ahead = frozenset(d.name for d in found)
+                self._left = [*found, *self._left]
+                x.route = replace(x.route, why=f"{x.route.why}; nothing in tier {x.route.tier} is well")
 
     def first(self) -> Deployment:
         """The first candidate, or one further on that has a free place."""
         self._world.retries.asked(self._left[0].provider.name)
+        return self._take()
+
+    def without_those_ahead(self) -> Deployment | None:
+        """The first candidate, after a budget had no room for what was asked before it; None if nothing was."""
+        if self._tried[-1].name not in self._ahead:
+            return None
+        self._left = list(self._x.route.candidates)
         return self._take()
 
     def after(self, error: UpstreamError) -> Next | None:
@@ -121,8 +136,11 @@ class Way:
         return (
             x.caller.may_use(*self._asked_for(d), d.tier.value, d.model, *d.aliases)
             and d.serves(x.operation)
-            and routing.fits(d, self._world.health, self._world.clock.monotonic())
+            and self._fit(d)
         )
+
+    def _fit(self, d: Deployment) -> bool:
+        return routing.fits(d, self._world.health, self._world.clock.monotonic())
 
     def _asked_for(self, d: Deployment) -> tuple[str, ...]:
         """The name that the client asked for, if that may lead to `d` by itself: who may use one tier may not use

@@ -200,6 +200,52 @@ async def test_a_tier_falls_back_to_the_tiers_that_are_configured_for_it() -> No
                 assert homes == (["big"] if fallbacks else [])  # the binding moves with the answer
 
 
+async def test_where_a_whole_tier_is_ill_its_fallback_is_asked_first_and_takes_no_retry() -> None:
+    async with Recorder() as ill, Recorder() as well:
+        tiers = [
+            Deployment("tiny", provider(ill.base_url, name="ill"), "tiny", "tiny", "up/m", Tier.SMALL),
+            Deployment("big", provider(well.base_url, name="well"), "big", "big", "up/m", Tier.STANDARD),
+        ]
+        fallbacks = {Tier.SMALL: (Tier.STANDARD,)}
+        none_left = RetryBudget(grows_back_s=math.inf)
+        while none_left.take("well", 0.0):
+            pass
+        async with SmallWorld(tiers, fallbacks=fallbacks, retries=none_left) as gw:
+            now_s = gw.world.clock.monotonic()
+            gw.world.health["tiny"] = HealthState(open_until_s=now_s + 60, ejections=1, cause="failures")
+            told = []
+            for _ in range(12):
+                async with gw.http.post(CHAT, data=BODY.replace(b'"m"', b'"small"')) as answer:
+                    told.append((answer.headers["x-deployment"], answer.headers["x-attempts"]))
+            assert (told, ill.received) == ([("big", "1")] * 12, [])
+            assert answer.headers["x-route-reason"] == (
+                "the client asked for tier small; nothing in tier small is well"
+            )
+            gw.world.health["tiny"] = HealthState(open_until_s=now_s - 1, ejections=1, cause="failures")
+            async with gw.http.post(CHAT, data=BODY.replace(b'"m"', b'"small"')) as answer:
+                assert answer.headers["x-deployment"] == "tiny"  # probed
+
+
+async def test_who_cannot_pay_for_the_fallback_of_an_ill_tier_gets_the_tier() -> None:
+    dear = PriceRow("up/big", "up/big@1", 0, Rates(30_000_000, 150_000_000, 3_000_000, 37_500_000))
+    async with Recorder() as upstream:
+        up = provider(upstream.base_url)
+        tiers = [
+            Deployment("tiny", up, "tiny", "tiny", "up/m", Tier.SMALL),
+            Deployment("big", up, "big", "big", "up/big", Tier.STANDARD),
+        ]
+        ledger = Purse(most_nano_usd=5_000_000)
+        async with SmallWorld(
+            tiers, ledger=ledger, more_prices=[dear], fallbacks={Tier.SMALL: (Tier.STANDARD,)}
+        ) as gw:
+            gw.world.health["tiny"] = HealthState(
+                open_until_s=gw.world.clock.monotonic() + 60, ejections=1, cause="failures"
+            )
+            async with gw.http.post(CHAT, data=BODY.replace(b'"m"', b'"small"')) as answer:
+                assert (answer.status, answer.headers["x-deployment"]) == (200, "tiny")
+            assert ledger.refused_deployments == ["big"]
+
+
 async def test_a_fallback_never_goes_where_the_key_may_not() -> None:
     async with Recorder() as ill, Recorder() as well:
         tiers = [
