@@ -11,6 +11,7 @@ from gateway.core.prefix import anchor, chain
 from gateway.pipeline.exchange import Exchange, World
 
 _DAY_MS = 86_400_000
+_REMINDS = frozenset({"system", "developer"})
 _UNKNOWN = "this gateway key is not known here"
 
 
@@ -61,8 +62,9 @@ async def identify(world: World, x: Exchange) -> None:
     )
     x.signal = signal
     segments = x.facts.segments
-    # Without a client's trailing reminder, which moves every turn.
-    x.chain = chain(segments)[: anchor(segments)]
+    x.chain = chain(segments)
+    if x.facts.last_role in _REMINDS:  # a client's trailing reminder, which moves every turn
+        x.chain = x.chain[: anchor(segments)]
     key = x.caller.key
     if key.task_id is not None:
         x.task = TaskRef(key.task_id, TaskSource.KEY)

@@ -6,8 +6,6 @@ repeats all the same (captured 2026-11), so bodies are compared as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 from msgspec.structs import replace
 
@@ -23,7 +21,7 @@ _HOUR_MS = 3_600_000
 class KeyState(msgspec.Struct, frozen=True):
     """The last bodies of a key, and which of its last 50 requests were retries (1 = retry)."""
 
-    bodies: Mapping[bytes, int] = {}  # hash -> wall clock in ms when it last came, oldest first
+    bodies: dict[bytes, int] = {}  # hash -> wall clock in ms when it last came, oldest first
     bits: int = 0
     requests: int = 0
     told: str = ""
@@ -38,9 +36,10 @@ def observe_key(
 ) -> tuple[KeyState, tuple[Verdict, ...]]:
     """After one more request. `body`: a hash that differs for each step of an agent; `retry_count`: the SDK's.
 
-    Says nothing before 50 requests, so that one retry among the first says nothing.
+    Says nothing before 50 requests, so that one retry among the first says nothing. The new state takes over the old
+    one's `bodies`, which then must not be used any more: a copy would cost more than all the rest.
     """
-    bodies = {**state.bodies}
+    bodies = state.bodies
     before_ms = bodies.pop(body, None)
     repeated = before_ms is not None and now_ms - before_ms < REPEAT_WINDOW_MS
     bodies[body] = now_ms

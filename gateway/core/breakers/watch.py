@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.core.breakers.key import KeyState, observe_key
 from gateway.core.breakers.policy import BreakerPolicy, Verdict
-from gateway.core.breakers.task import Asked, Child, Ended, Fact, Signs, TaskState, forgive, observe, signs
+from gateway.core.breakers.task import Asked, Child, Ended, Signs, TaskState, forgive, observe, signs
 from gateway.core.tail import Tail
 
 TASKS_MAX = 20_000
@@ -50,12 +50,14 @@ class Watch:
         verdicts: tuple[Verdict, ...] = ()
         depth = 0
         if parent_task_id is not None:
-            verdicts = self._observe(parent_task_id, Child(task_id), policy, now_ms)
-            depth = self._watched(parent_task_id).depth + 1
+            parent = self._watched(parent_task_id)
+            parent.state, verdicts = observe(parent.state, Child(task_id), policy, now_ms)
+            depth = parent.depth + 1
         watched = self._watched(task_id)
         watched.depth = depth
         asked = Asked(tail, began_ms, watched.running, depth)
-        return verdicts + self._observe(task_id, asked, policy, now_ms)
+        watched.state, own = observe(watched.state, asked, policy, now_ms)
+        return verdicts + own if verdicts else own
 
     def began(self, task_id: str, task_began_ms: int | None = None) -> None:
         """An attempt goes out; `ended` is due for it, once. `task_began_ms`: as the ledger knows it, and this process
@@ -70,7 +72,8 @@ class Watch:
         """An attempt has ended. What is said is news to alert about; there is nothing to refuse."""
         watched = self._watched(task_id)
         watched.running = max(0, watched.running - 1)
-        return self._observe(task_id, ended, policy, now_ms)
+        watched.state, verdicts = observe(watched.state, ended, policy, now_ms)
+        return verdicts
 
     def key_asked(
         self, key_id: str, body: bytes, retry_count: int, policy: BreakerPolicy, now_ms: int
@@ -103,11 +106,6 @@ class Watch:
         """Attempts of a task that are under way."""
         watched = self._tasks.get(task_id)
         return 0 if watched is None else watched.running
-
-    def _observe(self, task_id: str, fact: Fact, policy: BreakerPolicy, now_ms: int) -> tuple[Verdict, ...]:
-        watched = self._watched(task_id)
-        watched.state, verdicts = observe(watched.state, fact, policy, now_ms)
-        return verdicts
 
     def _watched(self, task_id: str) -> _Watched:
         watched = self._tasks.get(task_id)

@@ -310,36 +310,44 @@ _COMMON = frozenset(
 )
 
 
-#: None of them costs anything of its own but the first; the last two are vLLM's.
-_COMMON_DETAILS = frozenset({"cached_tokens", "audio_tokens", "created_cache_tokens", "multimodal_tokens"})
+#: None of them costs anything of its own but the first two; the last two are vLLM's.
+_COMMON_DETAILS = frozenset(
+    {"cached_tokens", "cache_write_tokens", "audio_tokens", "created_cache_tokens", "multimodal_tokens"}
+)
 
 
 def _common_usage(usage: Mapping[str, Any], service_tier: str) -> Reading | None:
-    """OpenAI's own shape without cache writes, which is most of the traffic, read the short way.
+    """OpenAI's own shape, which is most of the traffic, read the short way.
 
     None for anything else, or anything odd: the long way then finds out what is wrong.
     """
     if not _COMMON.issuperset(usage):
         return None
     get = usage.get
-    prompt, output, read, reasoning = get("prompt_tokens"), get("completion_tokens"), 0, 0
+    prompt, output = get("prompt_tokens"), get("completion_tokens")
+    read = write = reasoning = 0
     details = get("prompt_tokens_details")
     if details is not None:
         if type(details) is not dict or not _COMMON_DETAILS.issuperset(details):
             return None
-        read = details.get("cached_tokens") or 0
+        read, write = details.get("cached_tokens") or 0, details.get("cache_write_tokens") or 0
     details = get("completion_tokens_details")
     if details is not None:
         if type(details) is not dict:
             return None
         reasoning = details.get("reasoning_tokens") or 0
-    if not type(prompt) is type(output) is type(read) is type(reasoning) is int:
+    if not type(prompt) is type(output) is type(read) is type(write) is type(reasoning) is int:
         return None
-    if not (0 <= read <= prompt <= MAX_TOKENS and 0 <= reasoning <= output <= MAX_TOKENS):
+    if (
+        read < 0
+        or write < 0
+        or not (read + write <= prompt <= MAX_TOKENS and 0 <= reasoning <= output <= MAX_TOKENS)
+    ):
         return None
     if get("total_tokens", prompt + output) != prompt + output:
         return None
-    return Reading(Usage(prompt - read, read, output=output, reasoning=reasoning), "", service_tier)
+    counts = Usage(prompt - read - write, read, write, output=output, reasoning=reasoning)
+    return Reading(counts, "", service_tier)
 
 
 def _output_tokens(counts: Counts, prompt_tokens: int) -> tuple[int, int]:
