@@ -80,6 +80,18 @@ def test_a_step_is_read_from_its_first_new_message_on(operation: Operation) -> N
     assert told(facts) == told(READERS[operation](step))
 
 
+def test_a_run_is_read_by_what_is_new_however_long_it_gets() -> None:
+    """Also across each size at which one more sample of a body is taken, and after a summary made it short again."""
+    read = Recorded()
+    for beginning in ([], [{"role": "user", "content": "what was done so far"}]):
+        read(body([*beginning, *history(40)]))
+        for count in range(42, 400, 2):
+            step = body([*beginning, *history(count)])
+            assert told(read(step)) == told(openai_chat.read(step))
+            assert len(read.sizes) == 1
+            assert read.sizes[0] < 3_000
+
+
 def test_the_same_again_reads_its_last_message_alone() -> None:
     read = Recorded()
     text = body(history(100))

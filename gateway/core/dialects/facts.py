@@ -33,7 +33,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 class Segments(Sequence[Segment]):
     """The segments of a request. Those of its messages are made when they are asked for: few are looked at."""
 
-    __slots__ = ("_body", "_head", "_messages", "head_keys", "keys", "marks", "nodes", "offsets")
+    __slots__ = ("_body", "_head", "_made", "_messages", "head_keys", "keys", "marks", "nodes", "offsets")
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Segments(Sequence[Segment]):
     ) -> None:
         self._head = tuple(head)
         self._messages = messages
+        self._made: dict[int, Segment] = {}  # those of messages that somebody has asked for
         self._body = _EMPTY
         #: where the messages stand, if that is known
         self.offsets: Offsets | None = None
@@ -96,14 +97,23 @@ class Segments(Sequence[Segment]):
     def __getitem__(self, at: int | slice) -> Segment | Sequence[Segment]:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
+        made = self._made.get(at)
+        if made is not None:
+            return made
         index = range(len(self.keys))[at]
         return self._head[index] if index < len(self._head) else self._message(index)
 
     def _message(self, index: int) -> Segment:
-        n = index - len(self._head)
-        if self.offsets is None or self._messages:
-            return Segment("message", memoryview(self._messages[n]), self.keys[index])
-        return Segment("message", self._body[self.offsets.span(n)], self.keys[index])
+        made = self._made.get(index)
+        if made is None:
+            n = index - len(self._head)
+            raw = (
+                memoryview(self._messages[n])
+                if self.offsets is None or self._messages
+                else self._body[self.offsets.span(n)]
+            )
+            made = self._made[index] = Segment("message", raw, self.keys[index])
+        return made
 
 
 class Offsets(msgspec.Struct, frozen=True):

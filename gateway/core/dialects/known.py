@@ -139,20 +139,27 @@ class KnownBodies:
                 checkpoints.append(before)
         hashed.update(view[before.at :])
         if before is not last:
-            self._forget(known)
+            same = id(known) in self._bodies and _sampled_alike(known.samples, last.at, before.at)
+            if same:
+                self._messages -= len(known.keys)
+            else:
+                self._forget(known)
             known.offsets, known.keys = offsets, segments.keys[len(segments.head_keys) :]
-            known.checkpoints = tuple([c for c in checkpoints if c.count][-_CHECKPOINTS_MAX:])
-            self._remember(known, view[: before.at])
+            known.checkpoints = tuple(checkpoints[last is _START :][-_CHECKPOINTS_MAX:])
+            self._remember(known, None if same else view[: before.at])
         elif id(known) in self._bodies:
             self._bodies.move_to_end(id(known))
         digest: bytes = hashed.digest()
         return digest
 
-    def _remember(self, known: _Body, view: memoryview) -> None:
-        known.samples = list(_samples(view, len(view)))
-        for sample in known.samples:
-            self._samples[sample] = known
+    def _remember(self, known: _Body, view: memoryview | None) -> None:
+        """`view`: what samples are taken of; None = it has those that would be taken."""
+        if view is not None:
+            known.samples = list(_samples(view, len(view)))
+            for sample in known.samples:
+                self._samples[sample] = known
         self._bodies[id(known)] = known
+        self._bodies.move_to_end(id(known))
         self._messages += len(known.keys)
         while self._messages > self._messages_max and len(self._bodies) > 1:
             self._forget(next(iter(self._bodies.values())))
@@ -168,9 +175,20 @@ class KnownBodies:
 
 def _samples(text: bytes | memoryview, size: int) -> Iterator[_Sample]:
     """What stands at each power of two, the deepest first."""
-    for level in range((size - _SAMPLE_BYTES).bit_length() - 1, _FIRST_LEVEL - 1, -1):
+    for level in _levels(size):
         at = 1 << level
         yield level, bytes(text[at : at + _SAMPLE_BYTES])
+
+
+def _levels(size: int) -> range:
+    """Of the samples of a text of that size, the deepest first."""
+    return range((size - _SAMPLE_BYTES).bit_length() - 1, _FIRST_LEVEL - 1, -1)
+
+
+def _sampled_alike(samples: Sequence[_Sample], same: int, size: int) -> bool:
+    """Whether a text of that `size`, whose first `same` bytes are those of the sampled one, has the same samples."""
+    levels = _levels(size)
+    return len(samples) == len(levels) and (not levels or (1 << levels[0]) + _SAMPLE_BYTES <= same)
 
 
 def _seen(before: _Checkpoint, marks: Sequence[int | None]) -> tuple[int, int]:
@@ -186,14 +204,23 @@ def _match(
     checkpoints: Sequence[_Checkpoint], view: memoryview
 ) -> tuple[tuple[_Checkpoint, ...], xxhash.xxh3_128] | None:
     """The checkpoints up to which `view` has the same bytes, and the hash state at the last of them."""
+    # The same bytes up to a late one are the same up to all before it: only another run's body differs earlier.
+    late = max(0, len(checkpoints) - len(_FROM_END))
+    return _match_from(late, checkpoints, view) or (_match_from(0, checkpoints, view) if late else None)
+
+
+def _match_from(
+    first: int, checkpoints: Sequence[_Checkpoint], view: memoryview
+) -> tuple[tuple[_Checkpoint, ...], xxhash.xxh3_128] | None:
+    """`_match`, but those before the `first` are not looked at; None if that one does not match."""
     hashed, at, passed = xxhash.xxh3_128(seed=_SEED), 0, 0
-    for checkpoint in checkpoints:
+    for checkpoint in checkpoints[first:]:
         further = hashed.copy()
         further.update(view[at : checkpoint.at])
         if len(view) <= checkpoint.at or further.digest() != checkpoint.digest:
             break
         hashed, at, passed = further, checkpoint.at, passed + 1
-    return (tuple(checkpoints[:passed]), hashed) if passed else None
+    return (tuple(checkpoints[: first + passed]), hashed) if passed else None
 
 
 def _continued(
