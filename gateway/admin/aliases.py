@@ -1,13 +1,13 @@
 """The addresses and names under which users of LiteLLM's proxy make keys and teams, for scripts that exist already.
 
 Only what means the same here; a field that has no counterpart is refused by name, so that nobody relies on a limit that
-is not there.
+is not there. Where to go instead is said, for fields and for whole addresses.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from gateway.admin.shown import instant
 from gateway.core import secrets
 from gateway.core.budget import Budget
 from gateway.core.entry import Unit
+from gateway.core.errors import GatewayError
 from gateway.core.identity import KeyRecord
 from gateway.core.litellm_words import decimal_text, seconds_of, window_of
 from gateway.core.money import NANO_PER_USD
@@ -87,9 +88,59 @@ class TeamNew(_Common):
     organization_id: Id | None = None
 
 
+_NO_USERS = "there are no users here: whoever has a budget or a limit has a key, or a team"
+_RAISES = "budgets are changed at PATCH /admin/v1/budgets/{budget_id}, where a raise says why; /admin/v1/budgets?scope= finds it"
+_OTHER_BUDGETS = "give the scope this budget at PUT /admin/v1/budgets"
+#: Fields of theirs that are not here -> where to go instead.
+_FIELDS = {
+    "user_id": _NO_USERS,
+    "user_email": _NO_USERS,
+    "max_budget": _RAISES,
+    "budget_duration": _RAISES,
+    "budget_id": _OTHER_BUDGETS,
+    "budget_limits": _OTHER_BUDGETS,
+    "soft_budget": "a budget alerts at percentages: `alerts` at PUT /admin/v1/budgets, to the webhooks of /admin/v1/webhooks",
+    "model_max_budget": "a budget is of a tenant, team, key or task, for all models together: make a key for the dear one",
+    "metadata": "teams have no labels; keys have: `metadata` at /key/generate",
+    "tags": "say them as labels: `metadata` at /key/generate, or the header x-labels of a request",
+    "team_member_budget": _NO_USERS,
+    "key": "the text of a key is made here; `key_alias` is its name",
+    "blocked": "revoke the key at /key/delete, or pause a task at POST /admin/v1/tasks/{task_id}/pause",
+}
+#: Addresses of theirs that are not here -> where to go instead.
+_ADDRESSES = {
+    "/user/": f"{_NO_USERS}: /key/info, /team/info",
+    "/customer/": f"{_NO_USERS}: /key/info, /team/info",
+    "/spend/": "/admin/v1/costs, /admin/v1/usage and /admin/v1/ledger tell what was spent",
+    "/global/spend": "/admin/v1/costs, /admin/v1/usage and /admin/v1/ledger tell what was spent",
+    "/model": "/admin/v1/deployments has the models; GET /v1/models of the other listener is for clients",
+    "/budget/": "/admin/v1/budgets",
+    "/organization/": "an organization is a tenant: /admin/v1/tenants",
+    "/team/": "/admin/v1/teams; of /team/ there are new and info",
+    "/key/": "/admin/v1/keys; of /key/ there are generate, info, update, delete and list",
+    "/health/": "/livez and /readyz; /admin/v1/health has the deployments",
+    "/config/": "/admin/v1/configuration",
+}
+
+
+def elsewhere(path: str) -> str | None:
+    """What to ask for instead of an address of LiteLLM's that is not here."""
+    return next((instead for begins, instead in _ADDRESSES.items() if path.startswith(begins)), None)
+
+
+T = TypeVar("T", bound=In)
+
+
+def _read(model: type[T], body: object) -> T:
+    for name in body if isinstance(body, dict) else ():
+        if name in _FIELDS and name not in model.model_fields:
+            raise invalid(name, _FIELDS[name])
+    return model.model_validate(body)
+
+
 async def generate_key(call: Call) -> Reply:
     """As POST /admin/v1/keys."""
-    wanted = KeyGenerate.model_validate(call.body)
+    wanted = _read(KeyGenerate, call.body)
     refuse_unknown_models(call, wanted.models)
     ours = KeyIn(
         name=wanted.key_alias or "unnamed",
@@ -101,7 +152,12 @@ async def generate_key(call: Call) -> Reply:
     )
     if wanted.duration is not None:
         ours = ours.model_copy(update={"expires_at": call.deps.now_ms() + _seconds(wanted.duration) * 1000})
-    reply = await new_key(call, ours)
+    try:
+        reply = await new_key(call, ours)
+    except GatewayError as error:
+        if error.param == "team":
+            raise invalid("team_id", error.message) from error
+        raise
     assert not isinstance(reply.body, bytes)
     made = reply.body
     return Reply(
@@ -134,7 +190,7 @@ async def key_info(call: Call) -> Reply:
 
 async def update_key(call: Call) -> Reply:
     """As PATCH /admin/v1/keys/{key_id}."""
-    wanted = KeyUpdate.model_validate(call.body)
+    wanted = _read(KeyUpdate, call.body)
     refuse_unknown_models(call, wanted.models or [])
     given = wanted.model_fields_set
     key_id = _key_id(wanted.key)
@@ -161,7 +217,8 @@ async def update_key(call: Call) -> Reply:
         changes["limit"] = replace(before.limit, **limits)
         return replace(before, **changes)
 
-    return await call.change(lambda it: it.change_key(key_id, change), lambda key: _info(key, None))
+    budget = await _budget(call, f"key:{key_id}")
+    return await call.change(lambda it: it.change_key(key_id, change), lambda key: _info(key, budget))
 
 
 async def delete_keys(call: Call) -> Reply:
@@ -176,7 +233,7 @@ async def delete_keys(call: Call) -> Reply:
 
 async def new_team(call: Call) -> Reply:
     """As POST /admin/v1/teams; `organization_id` is the tenant."""
-    wanted = TeamNew.model_validate(call.body)
+    wanted = _read(TeamNew, call.body)
     refuse_unknown_models(call, wanted.models)
     name = wanted.team_id or wanted.team_alias
     if name is None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 import gateway
-from gateway.admin import browse, openapi
+from gateway.admin import aliases, browse, openapi
 from gateway.admin.call import Call, Json, Reply
 from gateway.admin.door import Door
 from gateway.admin.ports import AdminDeps
@@ -205,6 +205,9 @@ def _problems_for(
         except web.HTTPMethodNotAllowed as error:
             allow = {"Allow": ", ".join(sorted(error.allowed_methods))}
             return Problem(405, "This address does not take that method.", headers=allow).response()
+        except web.HTTPNotFound:
+            instead = aliases.elsewhere(request.path)
+            return Problem(404, f"Not here: {instead}." if instead else "Not Found").response()
         except web.HTTPException as error:
             return Problem(error.status, error.reason or "").response()
         except Exception as error:

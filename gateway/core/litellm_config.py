@@ -61,6 +61,14 @@ _OPERATIONS = {"chat": None, "completion": None, "responses": None, "embedding":
 #: `routing_strategy` -> which of several deployments is asked first.
 _ORDERS = {"simple-shuffle": "weight", "cost-based-routing": "price", "latency-based-routing": "latency"}
 _WHY = {
+    "model_list.litellm_params.rpm": "a deployment has no rate; `concurrent` says how many calls it takes at once, and more wait",
+    "model_list.litellm_params.tpm": "a deployment has no rate; `concurrent` says how many calls it takes at once, and more wait",
+    "model_list.litellm_params.cache_control_injection_points": "markers are set where they pay by themselves: see `caching` (docs/prompt-caching.md)",
+    "model_list.model_info.base_model": "prices are not guessed: give the deployment a `price`",
+    "router_settings.enable_pre_call_checks": "it is always so: a prompt goes only where it fits; set context_tokens",
+    "router_settings.retry_policy": "retries are decided by what the provider billed, not by a number",
+    "litellm_settings.default_internal_user_params": "there are no users: give a key to each, with a budget of its own",
+    "litellm_settings.default_team_settings": "a team has a budget of its own: `tollhouse budgets set team:NAME ...`",
     "router_settings.routing_strategy": "candidates are tried by priority, weight, health and where the cache is warm",
     "router_settings.fallbacks": "deployments of one model name stand in for one another; others by tier: see `fallbacks` and virtual_models",
     "router_settings.context_window_fallbacks": "a prompt that is too long goes to a model with a larger window by itself; set context_tokens",
@@ -68,7 +76,6 @@ _WHY = {
     "router_settings.num_retries": "retries are decided by what the provider billed, not by a number",
     "router_settings.cooldown_time": "deployments are ejected and probed by their own record",
     "router_settings.allowed_fails": "deployments are ejected and probed by their own record",
-    "litellm_settings.num_retries": "retries are decided by what the provider billed, not by a number",
     "litellm_settings.drop_params": "parameters reach the provider as they were sent",
     "litellm_settings.cache": "give keys the label response_cache_s (docs/routing.md); nothing is answered from a cache unasked",
     "litellm_settings.cache_params": "answers are kept in the memory of each process, for keys with the label response_cache_s",
@@ -77,7 +84,7 @@ _WHY = {
     "litellm_settings.failure_callback": "metrics are always at the admin port; for traces set telemetry.otlp_endpoint",
     "litellm_settings.set_verbose": "set log_level: debug",
     "general_settings.alerting": "set webhook: {url, secret}, or POST /admin/v1/webhooks",
-    "general_settings.store_model_in_db": "models stand in the configuration file",
+    "general_settings.store_model_in_db": "models stand in the configuration file, or are made at /admin/v1/deployments",
     "general_settings.database_url": "keys, teams and spend stay in that database: make them anew; ours needs a database of its own",
     "environment_variables": "set them in the environment of the process",
 }
@@ -101,7 +108,8 @@ class Imported:
 
     def leave(self, where: str, why: str = "") -> None:
         generic = re.sub(r"\[\d+\]", "", where)
-        self.left.append(Left(where, why or _WHY.get(generic, "has no counterpart")))
+        alike = generic.replace("litellm_settings.", "router_settings.")  # some may stand in either
+        self.left.append(Left(where, why or _WHY.get(generic) or _WHY.get(alike) or "has no counterpart"))
 
     def secret(self, value: Any, where: str) -> str:
         """A reference to the environment for a secret, wherever it stood."""

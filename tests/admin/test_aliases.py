@@ -61,6 +61,7 @@ async def test_a_team_with_a_budget_and_a_key_in_it(on: Office) -> None:
         on, "POST", "/key/update", {"key": made["key"], "models": ["mini"], "rpm_limit": 5}
     )
     assert (updated["models"], updated["rpm_limit"], updated["max_parallel_requests"]) == (["mini"], 5, 3)
+    assert (updated["spend"], updated["max_budget"]) == (0.0, 0.1)
     assert (await ask(on, "POST", "/key/delete", {"keys": [made["key"], "zzzzzzzz"]}))[0] == 404
     assert (await ask(on, "GET", f"/key/info?key={made['token']}"))[1]["info"]["blocked"] is False
     assert await ask(on, "POST", "/key/delete", {"keys": [made["key"]]}) == (
@@ -89,6 +90,36 @@ async def test_what_has_no_counterpart_is_refused_by_name(
     status, problem = await ask(it, "POST", path, body)
     assert (status, problem["errors"][0]["field"]) == (422, field)
     assert await it.rows("SELECT count(*) FROM virtual_key") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "instead"),
+    [
+        ("/key/generate", {"user_id": "eva"}, "there are no users here"),
+        ("/key/update", {"key": "x", "max_budget": 5}, "/admin/v1/budgets"),
+        ("/team/new", {"team_id": "a", "metadata": {}}, "teams have no labels"),
+    ],
+)
+async def test_a_field_that_is_not_here_says_where_to_go(
+    it: Office, path: str, body: object, instead: str
+) -> None:
+    status, problem = await ask(it, "POST", path, body)
+    assert status == 422
+    assert instead in problem["errors"][0]["message"]
+
+
+async def test_an_address_that_is_not_here_says_where_to_go(it: Office) -> None:
+    for method, path, instead in [
+        ("GET", "/user/info?user_id=eva", "/key/info, /team/info"),
+        ("GET", "/global/spend/report", "/admin/v1/costs"),
+        ("POST", "/team/update", "/admin/v1/teams"),
+        ("POST", "/model/new", "/admin/v1/deployments"),
+    ]:
+        status, problem = await ask(it, method, path, {} if method == "POST" else None)
+        assert (status, instead in problem["detail"]) == (404, True)
+    assert (await ask(it, "GET", "/nothing"))[1]["detail"] == "Not Found"
+    status, problem = await ask(it, "POST", "/key/generate", {"team_id": "nobody"})
+    assert (status, problem["errors"][0]["field"]) == (422, "team_id")
 
 
 async def test_they_need_an_admin_key_like_all_others(it: Office) -> None:
