@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.core.breakers import Mode
 from gateway.core.errors import Unavailable
@@ -34,7 +34,8 @@ class Alerts:
         self._events = events
         self._tasks = tasks
         self._metrics = metrics
-        self._counts = OutboxCounts(0, 0, 0, 0)
+        self._counted: list[Callable[[], Awaitable[OutboxCounts]]] = []
+        self._counts: list[OutboxCounts] = []
         self._waiting = 0
         self._sent = Counts()
         self._receivers: Receivers | None = None
@@ -49,6 +50,22 @@ class Alerts:
             },
             ("outcome",),
             only_grows=True,
+        )
+        metrics.gauge(
+            "tollhouse_outbox_messages",
+            "Alerts in the database for each webhook, by state.",
+            lambda: {
+                ("pending",): sum(c.pending for c in self._counts),
+                ("dead",): sum(c.dead for c in self._counts),
+            },
+            ("state",),
+            across="max",
+        )
+        metrics.gauge(
+            "tollhouse_outbox_oldest_seconds",
+            "Age of the oldest alert that waits for delivery.",
+            lambda: max((c.oldest_pending_ms for c in self._counts), default=0) / 1_000,
+            across="max",
         )
 
     def deliver_added(
@@ -75,6 +92,8 @@ class Alerts:
 
         self._receivers = Receivers(store, make)
         jobs.watch(self._receivers.run(), "added webhooks")
+        self._counted.append(store.counts)
+        jobs.watch(self._count(), "outbox counts")
 
     def wake(self) -> None:
         """Something changed in the store."""
@@ -95,20 +114,7 @@ class Alerts:
             counts=self._sent,
         )
         jobs.watch(webhooks.run(), "webhooks")
-        jobs.watch(self._count(), "outbox counts")
-        self._metrics.gauge(
-            "tollhouse_outbox_messages",
-            "Alerts in the database, by state.",
-            lambda: {("pending",): self._counts.pending, ("dead",): self._counts.dead},
-            ("state",),
-            across="max",
-        )
-        self._metrics.gauge(
-            "tollhouse_outbox_oldest_seconds",
-            "Age of the oldest alert that waits for delivery.",
-            lambda: self._counts.oldest_pending_ms / 1_000,
-            across="max",
-        )
+        self._counted.append(self._outbox.counts)
 
     def breaker(self, kind: str, event_id: str, body: Mapping[str, object]) -> None:
         """What a breaker has to say (`pipeline.exchange.World.alert`): counted, kept, and unless it only observes, told."""
@@ -146,7 +152,7 @@ class Alerts:
         """For ever, until cancelled: a scrape must not wait for the database."""
         while True:
             try:
-                self._counts = await self._outbox.counts()
+                self._counts = [await counted() for counted in self._counted]
             except Unavailable as e:
                 _log.warning("the outbox could not be counted: %s", e)
             await asyncio.sleep(COUNTED_EVERY_S)

@@ -20,6 +20,7 @@ from gateway.core.webhook import TEST, Message
 from gateway.storage import audit
 from gateway.storage.budget_rows import fresh_id
 from gateway.storage.database import Database
+from gateway.storage.outbox import OutboxCounts
 from gateway.storage.pages import Listing
 from gateway.storage.transact import Each, Fetch, Row, Sql, Tx, json_text
 
@@ -89,6 +90,14 @@ _SUMS = (
     "coalesce(sum(CASE WHEN dead_at_ms IS NOT NULL THEN 1 ELSE 0 END), 0), max(delivered_at_ms)"
 )
 _COUNTS = Sql(f"SELECT webhook_id, {_SUMS} FROM webhook_delivery GROUP BY webhook_id")  # noqa: S608
+#: Of those that somebody delivers.
+_DEPTH = Sql(
+    "SELECT coalesce(sum(CASE WHEN d.delivered_at_ms IS NULL AND d.dead_at_ms IS NULL THEN 1 ELSE 0 END), 0), "
+    "coalesce(sum(CASE WHEN d.delivered_at_ms IS NOT NULL THEN 1 ELSE 0 END), 0), "
+    "coalesce(sum(CASE WHEN d.dead_at_ms IS NOT NULL THEN 1 ELSE 0 END), 0), coalesce(now_ms() - "
+    "min(CASE WHEN d.delivered_at_ms IS NULL AND d.dead_at_ms IS NULL THEN d.created_at_ms END), 0) "
+    "FROM webhook_delivery d JOIN webhook w ON w.webhook_id = d.webhook_id WHERE w.enabled"
+)
 _OUTBOX_COUNTS = Sql(f"SELECT {_SUMS} FROM outbox")  # noqa: S608
 _STATES = {
     "id": "webhook_id = {}",
@@ -274,6 +283,10 @@ class SqlReceivers:
         """Give up to `most` messages to all webhooks that want them. Returns how many messages there were."""
         return await self._database.write(partial(_spread, most))
 
+    async def counts(self) -> OutboxCounts:
+        """Over all of them, as `SqlOutbox.counts` for the configured webhook."""
+        return await self._database.read(_depth)
+
     def outbox(self, webhook_id: str) -> Deliveries:
         return Deliveries(self._database, webhook_id)
 
@@ -310,6 +323,11 @@ class Deliveries:
 def _enabled() -> Tx[list[Webhook]]:
     found = [_webhook_of(row) for row in (yield Fetch(_ALL))]
     return [it for it in found if it.enabled]
+
+
+def _depth() -> Tx[OutboxCounts]:
+    (row,) = yield Fetch(_DEPTH)
+    return OutboxCounts(*row)
 
 
 def _spread(most: int) -> Tx[int]:

@@ -60,3 +60,10 @@ async def test_a_task_at_its_cap_is_refused_and_announced_once(store: str) -> No
         page = gw.app.metrics.render().decode()
         assert 'tollhouse_breaker_episodes_total{breaker="steps",action="stop"} 1' in page
         assert 'tollhouse_refusals_total{kind="task_stopped"} 2' in page
+
+
+async def test_what_waits_is_told_also_where_webhooks_are_only_added(sqlite_url: str) -> None:
+    async with running(sqlite_url) as gw:
+        page = gw.app.metrics.render().decode()
+        assert 'tollhouse_outbox_messages{state="pending"} 0' in page
+        assert "tollhouse_outbox_oldest_seconds 0" in page

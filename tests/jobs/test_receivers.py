@@ -15,7 +15,7 @@ from gateway.jobs.receivers import Receiver, Receivers
 from gateway.jobs.webhooks import Outbox, Webhooks
 from gateway.storage import receivers
 from gateway.storage.database import Database, open_database
-from gateway.storage.outbox import SqlOutbox
+from gateway.storage.outbox import OutboxCounts, SqlOutbox
 from gateway.storage.receivers import SqlReceivers, Webhook
 from gateway.storage.transact import Tx
 from tests.support.alert_receiver import AlertReceiver
@@ -101,6 +101,23 @@ async def test_they_come_change_and_go_while_it_runs(store: str) -> None:
                 job.wake()
                 await outbox.put([("task_paused", "three", {"n": 3})])
                 assert (await third.next())["id"] == "three"
+    await database.close()
+
+
+async def test_what_waits_for_them_is_counted_unless_they_are_disabled(store: str) -> None:
+    database = open_database(store)
+    waiting = SqlReceivers(database)
+    assert await waiting.counts() == OutboxCounts(0, 0, 0, 0)
+    ops = await added(database, "ops", "https://ops.example.com/")
+    await added(database, "pauses", "https://pauses.example.com/", "task_paused")
+    await SqlOutbox(database).put([("budget_alert", "one", {}), ("task_paused", "two", {})])
+    assert await waiting.spread(10) == 2
+    await waiting.outbox(ops.webhook_id).claim(1, 60_000)
+    counts = await waiting.counts()
+    assert dataclasses.replace(counts, oldest_pending_ms=0) == OutboxCounts(3, 0, 0, 0)
+    assert 0 <= counts.oldest_pending_ms < 60_000
+    await changed(database, ops.webhook_id, enabled=False)
+    assert (await waiting.counts()).pending == 1
     await database.close()
 
 
