@@ -25,6 +25,7 @@ from gateway.core.breakers import Watch
 from gateway.core.entry import Attempt, Outcome, Refused
 from gateway.core.errors import is_refusal
 from gateway.core.ids import new_id
+from gateway.core.retries import RetryBudget
 from gateway.edge.artifacts import own_or_shared
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.fleets import keep_fleets
@@ -334,6 +335,7 @@ class App:
             health_changed=_discard if self._replicas is None else self._replicas.health_changed,
             bindings=None if self._replicas is None else self._replicas.bindings,
             learned=None if self._replicas is None else self._replicas.learned,
+            retries=RetryBudget() if self._replicas is None else self._replicas.retries,
             pepper=pepper,
             traceparent=None if self._traces is None else self._traces.header,
             policy=Policy(expose_cost=settings.expose_cost, key_limit=settings.limits),

@@ -1,4 +1,5 @@
-"""What replicas tell one another through Redis: limits, lineage, refusals, who is well, and which cache is warm where."""
+"""What replicas tell one another through Redis: limits, lineage, refusals, who is well, how many retries are left, and which
+cache is warm where."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from gateway.core.health import HealthState
+from gateway.core.retries import RetryBudget
 from gateway.fleets import Fleets
 from gateway.pipeline.places import Places
 from gateway.ports import Bindings, Clock, Learned, Limits, PrefixIndex
@@ -21,6 +23,7 @@ from gateway.storage.redis_limits import RedisLimits
 from gateway.storage.redis_prefixes import RedisPrefixIndex
 from gateway.storage.redis_refusals import RedisRefusals
 from gateway.storage.redis_replicas import RedisReplicas
+from gateway.storage.redis_retries import RedisRetries
 from gateway.storage.refusals import Refusals
 from gateway.tasks import Tasks
 from gateway.telemetry.metrics import Metrics
@@ -34,6 +37,7 @@ class Shared:
     bindings: Bindings
     learned: Learned
     artifacts: RedisArtifacts
+    retries: RetryBudget
 
 
 async def share(
@@ -72,12 +76,14 @@ async def share(
     )
     health = RedisHealth(url, states, replica_id=replica_id, now_ms=clock.now_ms, monotonic=clock.monotonic)
     bindings, learned, artifacts = RedisBindings(url), RedisLearned(url), RedisArtifacts(url)
-    for store in (health, bindings, learned, artifacts):
+    retries = RedisRetries(url, monotonic=clock.monotonic)
+    for store in (health, bindings, learned, artifacts, retries):
         await store.start()
         stack.push_async_callback(store.close)
     jobs.watch(health.run(), "shared health")
+    jobs.watch(retries.run(), "shared retries")
     replicas = RedisReplicas(url, fleets.groups, own=replica_id, monotonic=clock.monotonic)
     stack.push_async_callback(replicas.close)
     fleets.shared = replicas
     jobs.watch(replicas.run(), "shared replicas")
-    return Shared(limits, prefixes, health.changed, bindings, learned, artifacts)
+    return Shared(limits, prefixes, health.changed, bindings, learned, artifacts, retries)

@@ -31,7 +31,9 @@ class Account:
 
 
 class RetryBudget:
-    """One account per name of a provider. Bounded, without IO; of one process."""
+    """One account per name of a provider. Bounded, without IO; of one process, unless processes share it
+    (`storage.redis_retries`).
+    """
 
     def __init__(self, *, grows_back_s: float = GROWS_BACK_S) -> None:
         self._grows_back_s = grows_back_s
@@ -60,3 +62,10 @@ class RetryBudget:
 
     def left(self, name: str) -> float:
         return self._accounts.get(name, Account()).left
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._accounts)
+
+    def set_left(self, name: str, left: float, now_s: float) -> None:
+        """What others have taken or brought is counted in; less than nothing is owed."""
+        self._accounts[name] = Account(left, now_s)

@@ -109,6 +109,11 @@ async def test_replicas_share_limits_and_lineage(
         with pytest.raises(Unavailable, match="all 1 places of"):
             await two.apps[1].gpu.places.enter(at, "team", "second")
 
+        with Redis.from_url(own_redis.url) as redis:  # told within a second
+            async with asyncio.timeout(PATIENT_S):
+                while redis.hkeys("tollhouse:{retries}") != [b"demo"]:
+                    await asyncio.sleep(0.02)
+
 
 async def test_what_one_replica_trimmed_is_read_from_another(
     postgres_url: str, own_redis: RedisServer, tmp_path: Path
