@@ -217,7 +217,7 @@ def _row(group: Group, shown: ReplicaShown) -> ReplicaState:
         address=shown.address,
         health=health,
         in_use=shown.health in _IN_USE and not unfit,
-        why="; ".join(filter(None, (unfit, group.problem, *shown.notes))),
+        why="; ".join(filter(None, (group.silent.get(shown.address, unfit), group.problem, *shown.notes))),
         drained=shown.drained,
         version=group.versions.get(shown.address, ""),
         engine=seen.engine,

@@ -173,10 +173,13 @@ class ReplicaWatch:
             seen.slow = seen.slow + 1 if error.slow else SLOW_MAX
             if seen.slow >= SLOW_MAX:
                 seen.served_at_s = None  # another server may come back in its place
+                if look.seen.get(seen.address) is seen:
+                    look.group.silent[seen.address] = str(error)
                 look.group.fleet.unreachable(seen.address, self._monotonic())
                 self._say(look, seen, str(error))
         else:
             seen.slow = 0
+            look.group.silent.pop(seen.address, None)
             self._say(look, seen, look.group.unfit.get(seen.address, ""))
             look.group.fleet.scraped(seen.address, parse(text), self._monotonic())
         finally:

@@ -73,7 +73,9 @@ class HttpReplicas:
     async def models(self, deployment: Deployment, address: str) -> tuple[ServedModel, ...]:
         status, body = await self._get(f"{address}/models", self._auth(deployment), _SMALL_BYTES_MAX)
         if status != 200:
-            raise Unanswered(f"/models answers HTTP {status}")
+            lacking = status == 404 and not address.endswith("/v1")
+            hint = "; does its URL lack the /v1 at the end?" if lacking else ""
+            raise Unanswered(f"/models answers HTTP {status}{hint}")
         try:
             rows = msgspec.json.decode(body)["data"]
             return tuple(ServedModel(str(row["id"]), _tokens(row)) for row in rows)

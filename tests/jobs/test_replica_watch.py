@@ -120,11 +120,11 @@ async def test_what_comes_is_asked_before_it_is_used_and_what_goes_is_forgotten(
     world.found = (B, C)
     await world.passes(5)
     assert world.health()[A] is Health.GONE
-    assert world.group.unfit == {C: NOT_ASKED}
+    assert (world.group.unfit, world.group.silent) == ({C: NOT_ASKED}, {C: "connection refused"})
     assert world.forgotten == [A]
     del world.answers[C]
     await world.passes(1)
-    assert (world.group.unfit, world.health()[C]) == ({}, Health.RETURNING)
+    assert (world.group.unfit, world.group.silent, world.health()[C]) == ({}, {}, Health.RETURNING)
 
 
 async def test_nothing_found_keeps_the_last_ones_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -143,3 +143,12 @@ def test_where_a_servers_own_pages_are() -> None:
     assert root_of("https://proxy/gpu0/v1") == "https://proxy/gpu0"
     assert root_of("http://[fd00::1]:8000/api/v3") == "http://[fd00::1]:8000"
     assert root_of("http://10.0.0.4:8000") == "http://10.0.0.4:8000"
+
+
+async def test_a_url_without_its_end_is_told_so() -> None:
+    async with serving(v1__models=says('{"data": []}')) as url, asking() as replicas:
+        assert await replicas.models(of(), url) == ()
+        with pytest.raises(
+            Unanswered, match="/models answers HTTP 404; does its URL lack the /v1 at the end?"
+        ):
+            await replicas.models(of(), url.removesuffix("/v1"))

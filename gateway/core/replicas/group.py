@@ -23,6 +23,7 @@ class Group:
     fleet: Fleet
     #: address -> why it is no replica of this deployment; never picked
     unfit: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)  # address -> why it could not be asked the last time
     versions: dict[str, str] = field(default_factory=dict)  # of engines, by address
     problem: str = ""  # why the addresses could not be found the last time
     #: some answer has reported tokens read from its cache; until then a 0 may mean that nobody counts
@@ -42,6 +43,7 @@ class Group:
 
     def gone(self, address: str) -> None:
         self.unfit.pop(address, None)
+        self.silent.pop(address, None)
         self.versions.pop(address, None)
         for key in [key for key in self.picks if key[0] == address]:
             del self.picks[key]
