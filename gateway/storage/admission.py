@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -36,16 +37,21 @@ from gateway.core.task import (
     may_land_under,
 )
 from gateway.storage import budget_rows, lines, task_rows
+from gateway.storage import lease as leases
 from gateway.storage.budget_rows import Place, TaskLimit
+from gateway.storage.lease import Lease
 from gateway.storage.lines import NO_LINE, TOO_DEEP, Line, Link
-from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Sql, Tx, json_text
-
-#: The authority's clock, whether this replica may still admit, and whether anything changed: in one look.
-#: The row stays locked so that no one declares the replica dead while it admits.
-_FACTS = Sql(
-    "SELECT now_ms(), (SELECT number FROM revision), epoch, expires_at_ms FROM replica "
-    "WHERE replica_id = $1 FOR SHARE"
+from gateway.storage.transact import (
+    Conflict,
+    Each,
+    Fetch,
+    FetchEach,
+    Row,
+    Sql,
+    Tx,
+    json_text,
 )
+
 _BUDGETED = Sql("SELECT DISTINCT scope FROM budget WHERE scope NOT LIKE 'task:%'")
 _BUDGETED_TASK = Sql("SELECT 1 FROM budget WHERE scope LIKE 'task:%' LIMIT 1")
 _TASK_LIMITS = Sql(
@@ -77,14 +83,6 @@ _INSERT_HOLD = Sql(
 _granted = msgspec.json.Decoder(Granted)
 
 
-class LeaseExpired(Exception):
-    """This replica's lease has run out; renew it and ask again. Nothing was committed."""
-
-
-class Fenced(Exception):
-    """Another process has taken over this replica's id. Nothing was committed, and nothing will be."""
-
-
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """One wish for a hold. Amounts as in `ports.Ledger.reserve`."""
 
@@ -93,14 +91,6 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     amounts: Amounts
     least: Amounts
     landing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A replica's licence to admit; `epoch` counts its starts."""
-
-    replica_id: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +126,25 @@ def admit(
     and fails with `Conflict` where that is wrong. `task_limit` is the lifetime limit of tasks whose team has none of
     its own, and `task_on_exceed` what either does when it is used up. Raises `LeaseExpired`, `Fenced`.
     """
-    now_ms, revision = yield from _check_lease(lease)
+    looked_up = _to_look_up(asks, parents, careful)
+    # Where no task above is to be looked for, it is known which budgets count, unless any changed meanwhile.
+    wanted = None
+    if budgeted is not None and not looked_up:
+        wanted = _wanted(asks, {}, budgeted, task_limit, task_on_exceed)
+    now_ms, revision, rows = yield from leases.check(lease, wanted.scopes if wanted else [])
     if budgeted is None or budgeted.revision != revision:
         budgeted = yield from _read_budgeted(revision)
+        wanted = None
     answered: dict[str, Granted | Refused] = {}
     if careful:
         answered.update((yield from granted_before([ask.attempt.attempt_id for ask in asks])))
     new = [ask for ask in asks if ask.attempt.attempt_id not in answered]
-    links = yield from _read_links(new, parents, careful)
+    links = (yield from lines.links(looked_up)) if looked_up else {}
     above = _lines(new, parents, links)
-    by_scope = yield from _lock_budgets(new, above, budgeted, task_limit, task_on_exceed, now_ms)
+    if wanted is None:
+        wanted = _wanted(new, above, budgeted, task_limit, task_on_exceed)
+        rows = (yield Fetch(budget_rows.LOCK, (wanted.scopes,))) if wanted.scopes else ()
+    by_scope = (yield from budget_rows.locked(rows, now_ms, wanted.limits)) if wanted.scopes else {}
     if links and by_scope:
         # A task above may have been ended while the locks were waited for: its slice is given back by now.
         links = yield from lines.again(links)
@@ -342,12 +341,12 @@ def _scopes(ask: Ask, line: Line) -> tuple[str, ...]:
     return (*ask.scopes, *(f"task:{t}" for t in line.above)) if line.above else ask.scopes
 
 
-def _read_links(asks: Sequence[Ask], parents: Mapping[str, str], careful: bool) -> Tx[dict[str, Link]]:
-    """What rows say of the tasks above those of `asks`; if `careful`, of those as well."""
-    start = {up for task_id, named in set(map(_member, asks)) for up in (named, parents.get(task_id)) if up}
+def _to_look_up(asks: Sequence[Ask], parents: Mapping[str, str], careful: bool) -> set[str]:
+    """The tasks above those of `asks`, as far as they are known without a look; if `careful`, those as well."""
+    found = {up for task_id, named in set(map(_member, asks)) for up in (named, parents.get(task_id)) if up}
     if careful:
-        start |= {ask.attempt.task_id for ask in asks}
-    return (yield from lines.links(start)) if start else {}
+        found |= {ask.attempt.task_id for ask in asks}
+    return found
 
 
 def _lines(asks: Iterable[Ask], parents: Mapping[str, str], links: Mapping[str, Link]) -> _Lines:
@@ -359,18 +358,6 @@ def _lines(asks: Iterable[Ask], parents: Mapping[str, str], links: Mapping[str, 
     return found
 
 
-def _check_lease(lease: Lease) -> Tx[tuple[int, int]]:
-    rows = yield Fetch(_FACTS, (lease.replica_id,))
-    if not rows:
-        raise LeaseExpired
-    now_ms, revision, epoch, expires_at_ms = rows[0]
-    if epoch != lease.epoch:
-        raise Fenced(f"another process has registered as replica {lease.replica_id}")
-    if expires_at_ms <= now_ms:
-        raise LeaseExpired
-    return now_ms, revision
-
-
 def _read_budgeted(revision: int) -> Tx[Budgeted]:
     scopes = frozenset(row[0] for row in (yield Fetch(_BUDGETED)))
     any_task = bool((yield Fetch(_BUDGETED_TASK)))
@@ -378,14 +365,16 @@ def _read_budgeted(revision: int) -> Tx[Budgeted]:
     return Budgeted(revision, scopes, any_task, {row[0]: row[1] for row in limits})
 
 
-def _lock_budgets(
-    asks: Iterable[Ask],
-    above: _Lines,
-    budgeted: Budgeted,
-    task_limit: int | None,
-    task_on_exceed: OnExceed,
-    now_ms: int,
-) -> Tx[dict[str, list[Budget]]]:
+class _Wanted(NamedTuple):
+    """Scopes whose budgets count for a batch, and those of tasks that get one of their own if they have none."""
+
+    scopes: list[str]
+    limits: Mapping[str, TaskLimit]
+
+
+def _wanted(
+    asks: Iterable[Ask], above: _Lines, budgeted: Budgeted, task_limit: int | None, task_on_exceed: OnExceed
+) -> _Wanted:
     wanted: set[str] = set()
     task_limits: dict[str, TaskLimit] = {}
     look_at_tasks = budgeted.any_task or task_limit is not None or bool(budgeted.task_limits)
@@ -400,9 +389,7 @@ def _lock_budgets(
             top = f"task:{line.above[-1] if line.above else ask.attempt.task_id}"
             if limit is not None and top in wanted:
                 task_limits[top] = TaskLimit(limit, task_on_exceed)
-    if not wanted:
-        return {}
-    return (yield from budget_rows.lock(wanted, now_ms, task_limits))
+    return _Wanted(sorted(wanted), task_limits)
 
 
 def _write(

@@ -34,7 +34,7 @@ COLUMNS = (
     "on_exceed, epoch, unit, mode, alert_percents, landing_percent, override_limit_amount, override_until_ms, "
     "ancestors, carved_amount, would_refuse"
 )
-_LOCK = Sql(f"SELECT {COLUMNS} FROM budget WHERE scope = ANY($1::text[]) ORDER BY budget_id FOR UPDATE")  # noqa: S608
+LOCK = Sql(f"SELECT {COLUMNS} FROM budget WHERE scope = ANY($1::text[]) ORDER BY budget_id FOR UPDATE")  # noqa: S608
 _LOCK_BY_ID = Sql(
     f"SELECT {COLUMNS} FROM budget WHERE budget_id = ANY($1::text[]) ORDER BY budget_id FOR UPDATE"  # noqa: S608
 )
@@ -161,8 +161,15 @@ def lock(
 
     `task_limits` are scopes of tasks that get such a lifetime budget of dollars if they have none yet.
     """
-    wanted = sorted(set(scopes))
-    budgets = [budget_of(row) for row in (yield Fetch(_LOCK, (wanted,)))]
+    rows = yield Fetch(LOCK, (sorted(set(scopes)),))
+    return (yield from locked(rows, now_ms, task_limits))
+
+
+def locked(
+    rows: Sequence[Row], now_ms: int, task_limits: Mapping[str, TaskLimit] | None = None
+) -> Tx[dict[str, list[Budget]]]:
+    """The same where LOCK has found `rows`."""
+    budgets = [budget_of(row) for row in rows]
     found = {b.scope for b in budgets}
     missing = {scope: limit for scope, limit in (task_limits or {}).items() if scope not in found}
     if missing:
@@ -180,7 +187,7 @@ def lock(
                 for scope in sorted(missing)
             ],
         )
-        budgets += [budget_of(row) for row in (yield Fetch(_LOCK, (sorted(missing),)))]
+        budgets += [budget_of(row) for row in (yield Fetch(LOCK, (sorted(missing),)))]
     budgets = yield from _roll(budgets, now_ms)
     by_scope: dict[str, list[Budget]] = {}
     for b in budgets:

@@ -6,14 +6,17 @@ transaction itself; what it still settles is taken.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import msgspec
 
 from gateway.core.entry import Attempt, Kind, Outcome
 from gateway.core.ids import RANDOM_BYTES, new_id
 from gateway.core.usage import Quality, Usage
-from gateway.storage.admission import Lease
+from gateway.storage import budget_rows
 from gateway.storage.settlement import Ending, settle
-from gateway.storage.transact import Fetch, Sql, Tx
+from gateway.storage.transact import Fetch, FetchPair, Pair, Row, Sql, Tx
 
 _REGISTER = Sql(
     "INSERT INTO replica (replica_id, epoch, started_at_ms, expires_at_ms) "
@@ -46,8 +49,31 @@ _FORGET_MISSES = Sql(
     "DELETE FROM prefix_miss WHERE attempt_id IN (SELECT attempt_id FROM prefix_miss "
     "WHERE at_ms < now_ms() - $1 ORDER BY at_ms LIMIT 5000) RETURNING 1"
 )
+#: The authority's clock, whether this replica may still admit, and whether anything changed: in one look.
+#: The row stays locked so that no one declares the replica dead while it admits.
+_FACTS = Sql(
+    "SELECT now_ms(), (SELECT number FROM revision), epoch, expires_at_ms FROM replica "
+    "WHERE replica_id = $1 FOR SHARE"
+)
+_FACTS_AND_BUDGETS = Pair(_FACTS, budget_rows.LOCK, columns=4)
 _NOW = Sql("SELECT now_ms()")
 _attempt = msgspec.json.Decoder(Attempt)
+
+
+class LeaseExpired(Exception):
+    """This replica's lease has run out; renew it and ask again. Nothing was committed."""
+
+
+class Fenced(Exception):
+    """Another process has taken over this replica's id. Nothing was committed, and nothing will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A replica's licence to admit; `epoch` counts its starts."""
+
+    replica_id: str
+    epoch: int
 
 
 def register(replica_id: str, ttl_ms: int, alone: bool) -> Tx[Lease]:
@@ -58,6 +84,26 @@ def register(replica_id: str, ttl_ms: int, alone: bool) -> Tx[Lease]:
     if alone:
         yield Fetch(_EXPIRE_OTHERS, (replica_id,))
     return Lease(replica_id, epoch)
+
+
+def check(lease: Lease, scopes: list[str]) -> Tx[tuple[int, int, Sequence[Row]]]:
+    """The authority's time, the revision, and the rows of the budgets of these scopes, which are locked; in one look.
+
+    Raises `LeaseExpired`, `Fenced`.
+    """
+    rows = yield (
+        FetchPair(_FACTS_AND_BUDGETS, (lease.replica_id,), (scopes,))
+        if scopes
+        else Fetch(_FACTS, (lease.replica_id,))
+    )
+    if not rows:
+        raise LeaseExpired
+    now_ms, revision, epoch, expires_at_ms = rows[0]
+    if epoch != lease.epoch:
+        raise Fenced(f"another process has registered as replica {lease.replica_id}")
+    if expires_at_ms <= now_ms:
+        raise LeaseExpired
+    return now_ms, revision, rows[1:]
 
 
 def renew(lease: Lease, ttl_ms: int) -> Tx[bool]:

@@ -24,11 +24,12 @@ from gateway.core.ids import ms_of
 from gateway.core.usage import Quality, Usage
 from gateway.storage import budget_rows
 from gateway.storage import lease as leases
-from gateway.storage.admission import Ask, Budgeted, Fenced, Lease, LeaseExpired, admit, granted_before
+from gateway.storage.admission import Ask, Budgeted, admit, granted_before
 from gateway.storage.batcher import BATCH_MAX, Batcher
 from gateway.storage.database import Database
 from gateway.storage.entry_rows import storable
 from gateway.storage.journal import Journal, read_segment
+from gateway.storage.lease import Fenced, Lease, LeaseExpired
 from gateway.storage.partitions import ensure_partitions
 from gateway.storage.refusals import Refusals
 from gateway.storage.settlement import Ending, settle

@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from gateway.storage.transact import CommitUnknown, Conflict, Each, Fetch, Row, Script, Step, StoreDown, Tx
+from gateway.storage.transact import (
+    CommitUnknown,
+    Conflict,
+    Each,
+    Fetch,
+    FetchEach,
+    FetchPair,
+    Pair,
+    Row,
+    Step,
+    StoreDown,
+    Tx,
+)
 
 T = TypeVar("T")
 
@@ -168,10 +180,18 @@ async def _perform(connection: Any, step: Step) -> Sequence[Row]:
     elif isinstance(step, Each):
         await connection.executemany(step.sql.postgres, step.rows)
         rows = ()
-    elif isinstance(step, Script):
+    elif isinstance(step, FetchEach):
+        rows = await connection.fetchmany(step.sql.postgres, step.rows)
+    elif isinstance(step, FetchPair):
+        rows = _of_pair(step.pair, await connection.fetch(step.pair.postgres, *step.first, *step.second))
+    else:
         for statement in step.statements:
             await connection.execute(statement)
         rows = ()
-    else:
-        rows = await connection.fetchmany(step.sql.postgres, step.rows)
     return rows
+
+
+def _of_pair(pair: Pair, joined: Sequence[Row]) -> Sequence[Row]:
+    """What was joined, apart again. Where the second read found nothing, its key is NULL."""
+    first = [row[: pair.columns] for row in joined[:1]]
+    return first + [row[pair.columns :] for row in joined if row[pair.columns] is not None]

@@ -15,8 +15,10 @@ from gateway.storage.transact import (
     Conflict,
     Each,
     Fetch,
+    FetchEach,
+    FetchPair,
     Row,
-    Script,
+    Sql,
     Step,
     StoreDown,
     Tx,
@@ -120,18 +122,26 @@ def _drive(connection: sqlite3.Connection, tx: Tx[T]) -> T:
 
 def _perform(connection: sqlite3.Connection, step: Step) -> Sequence[Row]:
     if isinstance(step, Fetch):
-        return connection.execute(step.sql.sqlite, [_bindable(a) for a in step.args]).fetchall()
+        return _fetch(connection, step.sql, step.args)
     if isinstance(step, Each):
         connection.executemany(step.sql.sqlite, step.rows)
         return ()
-    if isinstance(step, Script):
+    found: list[Row] = []
+    if isinstance(step, FetchEach):
+        for args in step.rows:
+            found += connection.execute(step.sql.sqlite, args).fetchall()
+    elif isinstance(step, FetchPair):
+        found += _fetch(connection, step.pair.first, step.first)
+        if found:
+            found += _fetch(connection, step.pair.second, step.second)
+    else:
         for statement in step.statements:
             connection.execute(statement)
-        return ()
-    found: list[Row] = []
-    for args in step.rows:
-        found += connection.execute(step.sql.sqlite, args).fetchall()
     return found
+
+
+def _fetch(connection: sqlite3.Connection, sql: Sql, args: Sequence[Any]) -> list[Row]:
+    return connection.execute(sql.sqlite, [_bindable(a) for a in args]).fetchall()
 
 
 def _bindable(arg: Any) -> Any:

@@ -15,9 +15,10 @@ import msgspec
 Row = Sequence[Any]
 T = TypeVar("T")
 
+_PLACE = re.compile(r"\$(\d+)")
 _SQLITE_REWRITES = (
     (re.compile(r"= ANY\(\$(\d+)::text\[\]\)"), r"IN (SELECT value FROM json_each(?\1))"),
-    (re.compile(r"\$(\d+)"), r"?\1"),
+    (_PLACE, r"?\1"),
     (re.compile(r"\s+FOR (UPDATE|SHARE)( OF \w+)?( SKIP LOCKED)?"), ""),
 )
 
@@ -29,9 +30,10 @@ class Sql:
     `now_ms()` is the authority's clock: the server's on Postgres, the gateway's on SQLite.
     """
 
-    __slots__ = ("postgres", "sqlite")
+    __slots__ = ("arguments", "postgres", "sqlite")
 
     def __init__(self, text: str) -> None:
+        self.arguments = max(map(int, _PLACE.findall(text)), default=0)  # how many it takes
         self.postgres = text.replace("now_ms()", "(extract(epoch FROM now()) * 1000)::bigint")
         for pattern, replacement in _SQLITE_REWRITES:
             text = pattern.sub(replacement, text)
@@ -66,13 +68,35 @@ class Each(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
+class Pair:
+    """Two reads, of which the first finds one row at most (`columns` wide) and has its lock before the second begins.
+
+    On Postgres one statement: a left join without a condition can only be a loop over what is on its left.
+    """
+
+    __slots__ = ("columns", "first", "postgres", "second")
+
+    def __init__(self, first: Sql, second: Sql, columns: int) -> None:
+        self.first, self.second, self.columns = first, second, columns
+        after = _PLACE.sub(lambda m: f"${int(m[1]) + first.arguments}", second.postgres)
+        self.postgres = f"SELECT * FROM ({first.postgres}) a LEFT JOIN ({after}) b ON true"  # noqa: S608
+
+
+class FetchPair(NamedTuple):
+    """Run both reads; send back the row of the first, then those of the second, or nothing if the first found none."""
+
+    pair: Pair
+    first: Sequence[Any]
+    second: Sequence[Any]
+
+
 class Script(NamedTuple):
     """Run statements as they stand (DDL), send back nothing."""
 
     statements: Sequence[str]
 
 
-Step = Fetch | FetchEach | Each | Script
+Step = Fetch | FetchEach | Each | FetchPair | Script
 Tx = Generator[Step, Sequence[Row], T]
 
 

@@ -19,7 +19,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from gateway.core.ids import new_id
 from gateway.storage.schema import render
-from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Script, Sql, Step, Tx, json_text
+from gateway.storage.transact import (
+    Conflict,
+    Each,
+    Fetch,
+    FetchEach,
+    FetchPair,
+    Row,
+    Script,
+    Sql,
+    Step,
+    Tx,
+    json_text,
+)
 from tests.simulator.loop import OWNER, Owner, VirtualLoop
 from tests.simulator.row_locks import Deadlock, LockTable, Shape, key_values, shape_of
 
@@ -281,10 +293,18 @@ class Session:
             except StopIteration as stop:
                 result: T = stop.value
                 return result
-            self._suffer()
-            rows = self._all_of(step) if self.direct else await self._one_by_one(step)
-            if isinstance(step, Fetch | FetchEach):
-                rows = self.store.sabotage.rows(step.sql.sqlite, rows)
+            rows = await self._perform(step)
+
+    async def _perform(self, step: Step) -> Sequence[Row]:
+        """What Postgres does in one statement is several here: others may come between, which it would not let them."""
+        if isinstance(step, FetchPair):
+            rows = await self._perform(Fetch(step.pair.first, step.first))
+            return [*rows, *await self._perform(Fetch(step.pair.second, step.second))] if rows else rows
+        self._suffer()
+        rows = self._all_of(step) if self.direct else await self._one_by_one(step)
+        if isinstance(step, Fetch | FetchEach):
+            rows = self.store.sabotage.rows(step.sql.sqlite, rows)
+        return rows
 
     def _suffer(self) -> None:
         if self.statements == self.fate.breaks_at:
@@ -293,7 +313,7 @@ class Session:
             raise Conflict("could not serialize access")
         self.statements += 1
 
-    def _all_of(self, step: Step) -> Sequence[Row]:
+    def _all_of(self, step: Fetch | FetchEach | Each | Script) -> Sequence[Row]:
         store = self.store
         store.enter(self)
         if isinstance(step, Script):
@@ -306,7 +326,7 @@ class Session:
             found += store.perform(shape.text, self._known(shape, args))[1]
         return found
 
-    async def _one_by_one(self, step: Step) -> Sequence[Row]:
+    async def _one_by_one(self, step: Fetch | FetchEach | Each | Script) -> Sequence[Row]:
         if isinstance(step, Script):
             raise ValueError("scripts are for migrations, which are not simulated")
         shape = self.store.shape(step.sql)
