@@ -109,8 +109,23 @@ def _reached(all_played: list[Played]) -> Counter[str]:
 def _summary(all_played: list[Played], seconds: float) -> str:
     reached = _reached(all_played)
     points = ", ".join(f"{reached[point]} {point}" for point in POINTS)
-    outlived = sum(p.charged_meanwhile for p in all_played)
-    return f"deaths at named points: {points}\ncharged while their gateway stood still: {outlived}\n{seconds:.0f} s"
+    paused, apart = (f"{n} (of which {late} corrected later)" for n, late in _outlived(all_played))
+    return (
+        f"deaths at named points: {points}\n"
+        f"charged while their gateway stood still: {paused}; while it was cut off from Postgres: {apart}\n"
+        f"{seconds:.0f} s"
+    )
+
+
+def _outlived(all_played: list[Played]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Attempts that were charged while their gateway stood still, and while it was cut off; and how many were corrected."""
+    return (
+        (
+            sum(len(p.charged_paused) for p in all_played),
+            sum(p.late(p.charged_paused) for p in all_played),
+        ),
+        (sum(len(p.charged_apart) for p in all_played), sum(p.late(p.charged_apart) for p in all_played)),
+    )
 
 
 def _report(all_played: list[Played], seconds: float) -> dict[str, object]:
@@ -121,7 +136,8 @@ def _report(all_played: list[Played], seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 1),
         "billed": sum(len(p.evidence.bill) for p in all_played),
         "entries": sum(len(p.evidence.ledger) for p in all_played),
-        "charged_meanwhile": sum(p.charged_meanwhile for p in all_played),
+        "charged_paused": sum(len(p.charged_paused) for p in all_played),
+        "charged_apart": sum(len(p.charged_apart) for p in all_played),
         "deaths_at": {point: _reached(all_played)[point] for point in POINTS},
         "violations": [
             {"seed": p.round.seed, "faults": list(map(str, p.round.faults)), "violation": str(v)}

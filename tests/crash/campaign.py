@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from tests.crash.plan import REAP, Fault, Round, What
 from tests.crash.site import PEPPER, Gateway, Site
 from tests.e2e.traffic import Call, Tally, calls, send
 from tests.storage.worlds import rows
+from tests.support.relay import Break
 
 #: A few calls at once fit, and not all of a round's.
 TIGHT_NANO_USD = 200_000_000
@@ -33,10 +34,12 @@ LATE_S = 1.5
 #: How long everything may take to end by itself.
 PATIENCE_S = 60.0
 _CALL_S = 30.0
+#: Calls that the provider is answering when a gateway is cut off from Postgres past its lease.
+UNDER_WAY = 8
 _OPEN = "SELECT attempt_id FROM hold WHERE state = 'held' ORDER BY attempt_id"
-_OPEN_OF = "SELECT 1 FROM hold WHERE state = 'held' AND replica_id LIKE $1 LIMIT 1"
 _LEASED = "SELECT 1 FROM replica WHERE replica_id LIKE $1 AND expires_at_ms > now_ms()"
-_HELD_OF = "SELECT count(*) FROM hold WHERE state = 'held' AND replica_id LIKE $1"
+_HELD_OF = "SELECT attempt_id FROM hold WHERE state = 'held' AND replica_id LIKE $1"
+_CHARGED = "SELECT attempt_id FROM ledger WHERE kind = 'charge_unknown' AND attempt_id = ANY($1::text[])"
 _ENTRIES = (
     "SELECT attempt_id, kind, amount_nano_usd, quality, tenant_id, team_id, key_id, task_id FROM ledger "
     "WHERE key_id = ANY($1::text[]) ORDER BY at_ms, entry_id"
@@ -67,8 +70,15 @@ class Played:
     #: Deaths at the named point that was ordered.
     reached: Counter[str] = field(default_factory=Counter)
     corrected: int = 0
-    #: Attempts of a gateway that stood still past its lease, charged before it woke.
-    charged_meanwhile: int = 0
+    #: Attempts that the others charged while their gateway stood still, or was cut off from Postgres, past its lease.
+    charged_paused: frozenset[str] = frozenset()
+    charged_apart: frozenset[str] = frozenset()
+
+    def late(self, charged: frozenset[str]) -> int:
+        """How many of them were corrected, by what their gateway settled late or by what the provider was asked."""
+        return sum(
+            1 for line in self.evidence.ledger if line.kind == "correct" and line.attempt_id in charged
+        )
 
 
 async def play(
@@ -92,11 +102,12 @@ async def play(
     tight = f"key:{keys[0][0].key_id}"
     await accounts.set_budget(tight, tight_nano_usd, on_exceed=on_exceed)
     tally, reached = Tally(), Counter[str]()
-    outlived: list[int] = []
+    outlived: dict[What, frozenset[str]] = {}
+    wide = keys[1][1]
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for fault in todo.faults:
-            group.create_task(_inflict(site, todo, fault, over, reached, outlived), name=str(fault))
+            group.create_task(_inflict(site, todo, fault, over, reached, outlived, wide), name=str(fault))
         await _load(site, todo, [text for _, text in keys], tally)
         over.set()
     await _end(site, todo, reached)
@@ -105,7 +116,15 @@ async def play(
     evidence = await _evidence(site, [record.key_id for record, _ in keys], first_bill)
     evidence.limits[tight] = tight_nano_usd
     return Played(
-        todo, evidence, evidence.judged(), tally.statuses, tally.cut, reached, corrected, sum(outlived)
+        todo,
+        evidence,
+        evidence.judged(),
+        tally.statuses,
+        tally.cut,
+        reached,
+        corrected,
+        outlived.get(What.PAUSE, frozenset()),
+        outlived.get(What.POSTGRES_WAY, frozenset()),
     )
 
 
@@ -126,9 +145,9 @@ async def _load(site: Site, todo: Round, keys: Sequence[str], tally: Tally) -> N
             group.create_task(client(), name=f"client {n}")
 
 
-async def _send(gateway: Gateway, key: str, call: Call, tally: Tally) -> None:
+async def _send(gateway: Gateway, key: str, call: Call, tally: Tally, patience_s: float = _CALL_S) -> None:
     try:
-        async with asyncio.timeout(_CALL_S):
+        async with asyncio.timeout(patience_s):
             await send(gateway.url, key, call, tally)
     except OSError:
         tally.cut += 1
@@ -144,7 +163,8 @@ async def _inflict(
     fault: Fault,
     over: asyncio.Event,
     reached: Counter[str],
-    outlived: list[int],
+    outlived: dict[What, frozenset[str]],
+    key: str,
 ) -> None:
     await asyncio.sleep(fault.after_s)
     gateway = site.gateways[fault.gateway]
@@ -165,58 +185,86 @@ async def _inflict(
             await site.flush_redis()
         case What.KILL_REDIS:
             site.redis.kill()
+        case What.PAUSE if fault.past_lease:
+            while not over.is_set() and not await _holds(site, gateway):
+                await asyncio.sleep(0.02)
+            gateway.pause()
+            outlived[fault.what] = await _charged_by_others(site, gateway)
+            gateway.resume()
         case What.PAUSE:
-            outlived.append(await _stand_still(site, gateway, fault, over, gateway.pause, gateway.resume))
+            gateway.pause()
+            await asyncio.sleep(fault.lasts_s)
+            gateway.resume()
+        case What.POSTGRES_WAY if fault.past_lease:
+            outlived[fault.what] = await _apart(site, todo, gateway, key)
         case What.POSTGRES_WAY:
-            way = gateway.to_postgres
-            outlived.append(
-                await _stand_still(site, gateway, fault, over, partial(way.break_, fault.how), way.mend)
-            )
+            gateway.to_postgres.break_(fault.how)
+            await asyncio.sleep(fault.lasts_s)
+            gateway.to_postgres.mend()
         case What.REDIS_WAY:
             gateway.to_redis.break_(fault.how)
             await asyncio.sleep(fault.lasts_s)
             gateway.to_redis.mend()
 
 
-async def _stand_still(
-    site: Site,
-    gateway: Gateway,
-    fault: Fault,
-    over: asyncio.Event,
-    stop: Callable[[], None],
-    go_on: Callable[[], None],
-) -> int:
-    """For its time, or past the lease of the gateway; then, how many attempts the others have charged meanwhile."""
-    if not fault.past_lease:
-        stop()
-        await asyncio.sleep(fault.lasts_s)
-        go_on()
-        return 0
-    while not over.is_set() and not await _holds(site, gateway):
-        await asyncio.sleep(0.02)
-    stop()
+async def _apart(site: Site, todo: Round, gateway: Gateway, key: str) -> frozenset[str]:
+    """Cut off from Postgres with calls under way at the provider; the attempts that the others charged meanwhile.
+
+    What the provider says stays on its way until then. It arrives while the gateway is still cut off, so the gateway
+    has settled all of it, in its journal, under a lease that is long over when Postgres hears of it.
+    """
+    under_way = [c for c in calls(2 * UNDER_WAY, todo.seed + 1, leaving=0) if c.operation != "count_tokens"]
+    seen = Tally()
+    gateway.to_provider.break_(Break.ONE_WAY)
+    async with asyncio.TaskGroup() as group:
+        for call in under_way[:UNDER_WAY]:
+            group.create_task(_send(gateway, key, call, seen, PATIENCE_S))
+        await _until_under_way(site, gateway)
+        gateway.to_postgres.break_(Break.SILENT)
+        charged = await _charged_by_others(site, gateway)
+        gateway.to_provider.mend()
+    gateway.to_postgres.mend()
+    return charged
+
+
+async def _until_under_way(site: Site, gateway: Gateway) -> None:
+    """Returns when the gateway holds as much as is to be under way, or after a while, whatever it holds then."""
+    try:
+        async with asyncio.timeout(LATE_S):
+            while len(await _held(site, gateway)) < UNDER_WAY or not gateway.to_provider.held:
+                await asyncio.sleep(0.02)
+    except (TimeoutError, Unavailable):
+        pass
+
+
+async def _charged_by_others(site: Site, gateway: Gateway) -> frozenset[str]:
+    """The attempts of the gateway that were charged as lost since it went silent: returns when its lease is over."""
     name = f"%-{gateway.port}-0"
-    held = 0
+    held = set[str]()
     try:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
-                    held = max(held, int((await rows(site.database, _HELD_OF, name))[0][0]))
-                    if not await rows(site.database, _LEASED, name) and not await _holds(site, gateway):
-                        return held
+                    held |= await _held(site, gateway)
+                    if not await rows(site.database, _LEASED, name) and not await _held(site, gateway):
+                        break
                 except Unavailable:
                     pass  # Postgres is one of the round's faults
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        return 0  # what is still held is on record
-    finally:
-        go_on()
+        pass  # what is still held is on record
+    return frozenset(row[0] for row in await rows(site.database, _CHARGED, list(held)))
+
+
+async def _held(site: Site, gateway: Gateway) -> set[str]:
+    """The attempts that it has under way. Raises `Unavailable`."""
+    return {row[0] for row in await rows(site.database, _HELD_OF, f"%-{gateway.port}-0")}
 
 
 async def _holds(site: Site, gateway: Gateway) -> bool:
     """It has attempts under way. True as well if Postgres cannot say."""
     try:
-        return bool(await rows(site.database, _OPEN_OF, f"%-{gateway.port}-0"))
+        return bool(await _held(site, gateway))
     except Unavailable:
         return True
 
@@ -244,6 +292,7 @@ async def _end(site: Site, todo: Round, reached: Counter[str]) -> None:
         gateway.resume()
         gateway.to_postgres.mend()
         gateway.to_redis.mend()
+        gateway.to_provider.mend()
     # Whoever reaps first dies of it, so the living have the order before the dead, whose holds are reaped, are back.
     reaping = todo.reaping
     for gateway in site.gateways:

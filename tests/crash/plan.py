@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -93,7 +94,7 @@ def plan(seed: int) -> Round:
         faults.append(Fault(What.KILL, rnd.uniform(0.3, 0.8), (victim + 1) % GATEWAYS))
     for _ in range(rnd.randrange(3)):
         faults.append(_another(rnd))
-    faults += _standstill(seed)
+    faults += _standstill(seed, {f.gateway for f in faults if f.what in (What.KILL, What.KILL_AT)})
     faults.sort(key=lambda f: f.after_s)
     away = seed % STAYS_AWAY_EVERY == POINTS.index(Point.AMID_STREAM)
     return Round(
@@ -106,7 +107,7 @@ def plan(seed: int) -> Round:
     )
 
 
-def _standstill(seed: int) -> list[Fault]:
+def _standstill(seed: int, killed: Collection[int]) -> list[Fault]:
     """A process that stands still and wakes, or one whose network is broken for a while."""
     rnd = random.Random(f"standstill {seed}")
     gateway = rnd.randrange(GATEWAYS)
@@ -114,6 +115,8 @@ def _standstill(seed: int) -> list[Fault]:
     if at == PAUSED_AT:
         return [Fault(What.PAUSE, rnd.uniform(0.1, 0.5), gateway, past_lease=True)]
     if at == APART_AT:
+        # One that lives on: a gateway that died has nothing to settle late.
+        gateway = next((g for g in range(GATEWAYS) if g not in killed), gateway)
         how = Break.SILENT
         return [Fault(What.POSTGRES_WAY, rnd.uniform(0.1, 0.5), gateway, how=how, past_lease=True)]
     what = rnd.choice((None, What.PAUSE, What.POSTGRES_WAY, What.REDIS_WAY))

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -50,7 +51,7 @@ _PRICES = {
 
 
 class Gateway:
-    """One of the three: a place for its files, a process that lives in it, and its own way to Postgres."""
+    """One of the three: a place for its files, a process that lives in it, and its own ways to all others."""
 
     def __init__(
         self,
@@ -59,11 +60,11 @@ class Gateway:
         way: CommitCutter,
         to_postgres: Relay,
         to_redis: Relay,
-        provider: str,
+        to_provider: Relay,
     ) -> None:
         self.number = number
         self.way = way
-        self.to_postgres, self.to_redis = to_postgres, to_redis
+        self.to_postgres, self.to_redis, self.to_provider = to_postgres, to_redis, to_provider
         self.paused = False
         self._order = directory / "crash"
         self.port = free_port()
@@ -78,7 +79,7 @@ class Gateway:
             task_budget_usd="'0.6'",
             log_level="warning",
             discover_providers="false",
-            providers=json.dumps({"demo": demo_at(provider)}),
+            providers=json.dumps({"demo": demo_at(f"http://127.0.0.1:{to_provider.port}/v1")}),
         )
         self._serving: Serving | None = None
         self._stack = AsyncExitStack()
@@ -243,8 +244,9 @@ async def site() -> AsyncIterator[Site]:
             way = await stack.enter_async_context(CommitCutter(postgres.port))
             to_postgres = await stack.enter_async_context(Relay(way.port))
             to_redis = await stack.enter_async_context(Relay(redis.port))
+            to_provider = await stack.enter_async_context(Relay(urlsplit(provider.base_url).port or 0))
             place = directory / f"gateway-{number}"
-            gateway = Gateway(number, place, way, to_postgres, to_redis, provider.base_url)
+            gateway = Gateway(number, place, way, to_postgres, to_redis, to_provider)
             here.gateways.append(gateway)
             stack.push_async_callback(gateway.close)
         await here.revive()
