@@ -14,7 +14,7 @@ import msgspec
 from gateway.core.catalog import Deployment, Operation
 from gateway.core.entry import Amounts, Attempt, Granted, Outcome, Refused, Settled
 from gateway.core.identity import Caller, KeyRecord
-from gateway.core.learned import Unknown
+from gateway.core.learned import Known, ToldNote, Unknown
 
 
 class Clock(Protocol):
@@ -232,9 +232,12 @@ class Bindings(Protocol):
 class Learned(Protocol):
     """What all processes have learned of runs; store down: nothing is found, and each learns by itself."""
 
-    async def ask(self, key_id: str, unknown: Unknown) -> tuple[bytes, tuple[tuple[int, bytes | None], ...]]:
-        """The first order of the tools, b"" if nobody has told another one, and what stands in the place of each line
-        that may move: its number and wording, None = it is left out. What was asked is known to the others from now on."""
+    async def ask(self, key_id: str, unknown: Unknown) -> Known:
+        """What others know of it. What was asked is known to them from now on."""
+        ...
+
+    def tell(self, key_id: str, note: ToldNote) -> None:
+        """Others know it in a moment. Returns at once."""
         ...
 
 

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field
 from gateway.core.dialects.blocks import Message, Messages, asks_long, client_markers
 from gateway.core.dialects.facts import Facts, Segment, Segments
 from gateway.core.markers import Outline
+from gateway.core.notes import Notes, common
 from gateway.core.prefix import digest, divergence, is_system
+from gateway.core.relocation import Places
 from gateway.core.trimming import Trim
 
 #: Gaps between turns from which a cache life is chosen: the latest ones.
 GAPS_MAX = 16
 #: A turn that comes sooner is a parallel call or a retry of the same turn.
 _LEAST_GAP_S = 0.5
+#: What is remembered of a segment takes about so many bytes.
+_SEGMENT_BYTES = 256
 Scope = tuple[str, ...]
 
 
@@ -31,19 +35,21 @@ class Lineage:
     task_id: str = ""  # of its last request
     steps: int = 0
     seen_s: float = 0.0
+    gap_s: float = 0.0  # before its last request
     gaps_s: list[float] = field(default_factory=list)
     longest_gap_s: float = 0.0
     life: str = ""  # the longer life that was chosen for it, once and for all
+    wrote_long: bool = False  # a request of it has asked for that life, or for one of an hour by itself
     links: tuple[bytes, ...] = ()
     marks: tuple[int, ...] = ()
     keys: list[int] = field(default_factory=list)
     outline: Outline | None = None
-    #: what stands in the place of each line of the system prompt that may move; None = it is left out
-    lines: dict[int, bytes | None] = field(default_factory=dict)
-    #: moved lines that stay where they went: behind which segment, a hash of what is said up to there, lines
-    held: tuple[int, int, tuple[bytes, ...]] | None = None
+    #: lines of the system prompt that may move, and what was said of them since
+    places: Places = field(default_factory=Places)
+    notes: Notes = field(default_factory=Notes)
     #: by message: what is cut, () = it leaves whole
     trims: dict[int, tuple[Trim, ...]] = field(default_factory=dict)
+    weight: int = 0  # of its notes, in segments
     #: first-seen tools: digest of the set -> key of their bytes
     tools: dict[bytes, int] = field(default_factory=dict)
 
@@ -99,7 +105,7 @@ class Lineages:
             len(self._lineages) >= self._lineages_max or self._segments > self._segments_max
         ):
             _, dropped = self._lineages.popitem(last=False)
-            self._segments -= len(dropped.keys)
+            self._segments -= len(dropped.keys) + dropped.weight
         found = self._lineages[key] = Lineage()
         return found
 
@@ -107,9 +113,15 @@ class Lineages:
         """The lineage if it is known; nothing is remembered."""
         return self._lineages.get((scope, opening))
 
+    def weigh(self, lineage: Lineage) -> None:
+        """Its notes count as segments."""
+        weight = lineage.notes.size // _SEGMENT_BYTES
+        self._segments += weight - lineage.weight
+        lineage.weight = weight
+
     def arrive(self, lineage: Lineage, now_s: float) -> None:
         """A request of this run has come: once per request, whatever its attempts."""
-        gap_s = now_s - lineage.seen_s
+        lineage.gap_s = gap_s = now_s - lineage.seen_s
         if lineage.steps and gap_s >= _LEAST_GAP_S:
             lineage.gaps_s.append(gap_s)
             lineage.longest_gap_s = max(lineage.longest_gap_s, gap_s)
@@ -122,7 +134,7 @@ class Lineages:
         segments = facts.segments
         keys = segments.keys
         known, old = lineage.outline, lineage.keys
-        same = len(old) if old == keys[: len(old)] else _common(old, keys)
+        same = common(old, keys)
         if known is None or not old or 0 in keys or (same < 2 and not _same_head(known, segments)):
             known, same = Outline(False, False, [], [], [], []), 0
         elif same < len(old) and old[same + 1 :] == keys[same + 1 : len(old)]:
@@ -198,25 +210,7 @@ def first_said(segments: Segments) -> bytes:
     return b""
 
 
-def said_to(lineage: Lineage, last: int) -> int:
-    """A hash of the messages of its latest request from behind the system prompt up to segment `last`, as bytes."""
-    head = -1 if lineage.outline is None else lineage.outline.head
-    return hash(tuple(lineage.keys[head + 1 : last + 1]))
-
-
 def _same_head(outline: Outline, segments: Segments) -> bool:
     """Tools and system are there, or not, as they were."""
     kinds = [segments[i].kind for i in range(min(2, len(segments)))]
     return ("tools" in kinds, "system" in kinds) == (outline.tools, outline.system)
-
-
-def _common(old: list[int], new: list[int]) -> int:
-    """How many leading keys are equal, by bisection: all but a few are, as a rule."""
-    low, high = 0, min(len(old), len(new))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if old[low:middle] == new[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -12,6 +12,7 @@ nobody reads costs more than no write.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -120,7 +121,8 @@ def plan(
     life: Life | None = None,
     can_mark: Callable[[int], bool] = lambda _segment: True,
     tail: int | None = None,
-    extra_tail: bool = False,
+    notes: Sequence[int] = (),
+    shared_head: bool = False,
     head_changes: bool = False,
 ) -> Plan:
     """The marks to add, in prompt order.
@@ -128,9 +130,10 @@ def plan(
     `continued`: more requests with this beginning came or will come (a run, not one call alone). `head_seen`: another
     prompt had the same tools and system within their life. `entries`: segments up to which an earlier request of
     this run left cache entries, if that is known. `life`: what to ask for instead of the default life. `can_mark`:
-    whether a segment has a block that takes a mark. `extra_tail`: mark the end also where the provider marks it by
-    itself, because what is put behind it will not be there in the next step. `head_changes`: the system prompt
-    is another one in every step, so that nothing behind the tools is read again.
+    whether a segment has a block that takes a mark. `notes`: segments behind which the gateway has put a block of its own.
+    `shared_head`: lines at the end of the system prompt are this run's alone, and a mark can go in front of them, where no
+    marker of the client's own is. `head_changes`: the system prompt is another one in every step, so that nothing behind
+    the tools is read again.
     """
     marker = rule.markers.get(operation, "")
     if not marker or rule.max_breakpoints is None:
@@ -138,24 +141,20 @@ def plan(
     if not rule.reads_cheaper:
         return Plan(why="a hit costs what input costs")
     implicit = rule.implicit_breakpoints
-    # A mark in the place of one that the provider would have set is no dearer, and must not be missing.
-    instead = extra_tail and (implicit > 0 or outline.automatic)
-    if rule.min_prefix_tokens and estimate_tokens(outline.sizes[-1]) < rule.min_prefix_tokens and not instead:
+    if rule.min_prefix_tokens and estimate_tokens(outline.sizes[-1]) < rule.min_prefix_tokens:
         return Plan(why="below the minimum")
     room = rule.max_breakpoints - client_marks(outline) - outline.automatic - implicit
     if room <= 0:
         return Plan(why="the client's own markers leave no room")
     end = outline.tail if tail is None else tail
     last = outline.messages[-1] if outline.messages else None
-    if instead and last is not None and not last.assistant:
-        end = len(outline.sizes) - 1
     if head_changes:
         own = bool(outline.marked) and min(outline.marked) < outline.first
         wished: list[Sequence[int]] = [(0,)] if outline.tools and outline.head > 0 and not own else []
     else:
         # A reminder that clients move along is marked by the provider for nothing.
         ends_there = implicit > 0 and not (last is not None and last.system)
-        wished = _wished(rule, outline, continued, head_seen, entries, end, ends_there, instead)
+        wished = _wished(rule, outline, continued, head_seen, entries, end, ends_there, notes, shared_head)
     if not wished and head_changes:
         return Plan(why="the system prompt changes with every step, so a write would not be read again")
     if not wished:
@@ -164,7 +163,7 @@ def plan(
     taken: list[int] = []
     for acceptable in wished:
         for at in acceptable:
-            if (outline.sizes[at] >= least or (instead and at == end)) and can_mark(at):
+            if outline.sizes[at] >= least and can_mark(at):
                 if at not in taken and len(taken) < room:
                     taken.append(at)
                 break
@@ -176,18 +175,6 @@ def client_marks(outline: Outline) -> int:
     return len(outline.marked)
 
 
-def end_stays_marked(rule: CacheRule, outline: Outline, marks: bool, own: bool) -> bool:
-    """Where the end of a prompt is marked by itself, and lines may stand there that the next step moves on, a mark before
-    them can take over: without it the next step would find nothing of this one.
-
-    `marks`: the gateway may mark. `own`: the client has switched the provider's own mark off. A client with marks of its
-    own besides may leave no room for it in some steps.
-    """
-    if not (outline.automatic or (rule.implicit_breakpoints and not own)):
-        return True
-    return marks and not client_marks(outline)
-
-
 def _wished(
     rule: CacheRule,
     outline: Outline,
@@ -196,7 +183,8 @@ def _wished(
     entries: Sequence[int],
     tail: int,
     tail_is_implicit: bool,
-    instead: bool,
+    notes: Sequence[int],
+    shared_head: bool,
 ) -> list[Sequence[int]]:
     """Acceptable segments for each mark, the most valuable mark first."""
     marked = outline.marked
@@ -209,41 +197,39 @@ def _wished(
     if before < 0:
         before = outline.before_last_answer()
     # A client that marks its own tail does so in every step; where it only marks its head, the history is ours.
-    if instead:
-        own_tail, wanted = tail in marked, True
-    else:
-        own_tail = outline.automatic or bool(marked and max(marked) > max(before, head))
-        wanted = continued and not tail_is_implicit
-    if wanted and tail > head and not own_tail:
+    own_tail = outline.automatic or bool(marked and max(marked) > max(before, head))
+    if continued and not tail_is_implicit and tail > head and not own_tail:
         # What holds no text, an empty tool result, takes no mark: then the nearest message before it.
         latest = range(tail, max(before - 1, head, outline.first - 1, tail - _TAILS_MAX), -1)
         wished.append([s for s in latest if s == tail or not outline.message(s).assistant])
     if continued and before > head:
         end = min((s for s in marked if s > before), default=tail)
-        if before not in marked and _overrun(rule, outline, before, end):
-            wished.append([s for s in _near(rule, outline, before, end) if s not in marked])
+        if before not in marked and _overrun(rule, outline, before, end, notes):
+            wished.append([s for s in _near(rule, outline, before, end, notes) if s not in marked])
     # A head that a mark of the client's own covers, or tools that do, are the client's business.
-    if (continued or head_seen) and head >= 0 and not (marked and min(marked) <= head):
+    theirs = bool(marked and min(marked) <= head)
+    if (continued or head_seen) and head >= 0 and (shared_head or not theirs):
         wished.append((head,))
-        if outline.tools and head > 0:
+        if outline.tools and head > 0 and not theirs:
             wished.append((0,))
     return wished
 
 
-def _overrun(rule: CacheRule, outline: Outline, earlier: int, later: int) -> bool:
+def _overrun(rule: CacheRule, outline: Outline, earlier: int, later: int, notes: Sequence[int]) -> bool:
     """A mark on `later` does not look back as far as an entry that ends with `earlier`."""
     if rule.lookback is None:
         return False
+    added = bisect_left(notes, later) - bisect_left(notes, earlier) if notes else 0
     if rule.lookback_unit is LookbackUnit.MESSAGE_END:
-        return later - earlier > rule.lookback
-    return outline.blocks[later] - outline.blocks[earlier] >= rule.lookback
+        return later - earlier + added > rule.lookback
+    return outline.blocks[later] - outline.blocks[earlier] + added >= rule.lookback
 
 
-def _near(rule: CacheRule, outline: Outline, entry: int, end: int) -> list[int]:
+def _near(rule: CacheRule, outline: Outline, entry: int, end: int, notes: Sequence[int]) -> list[int]:
     """Segments from which an entry at `entry` is found, itself first; answers cannot be marked."""
     near = []
     for at in range(entry, end):
-        if _overrun(rule, outline, entry, at):
+        if _overrun(rule, outline, entry, at, notes):
             break
         if not outline.message(at).assistant:
             near.append(at)

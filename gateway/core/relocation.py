@@ -2,15 +2,15 @@
 
 Learned, not guessed: a line moves when two requests of one lineage differed in it and what differs is of a volatile
 class: the time, the working directory, the state of git, an id. Two system prompts belong to one lineage when they are
-equal but for such parts. From then on what the line says moves in every request of that prompt, always to the same place:
-behind everything that the client sent, as a system message where the provider takes one there, else at the end of the
-last user turn. Tool results and answers are never touched, and nothing moves when a request ends with an answer.
+equal but for such parts.
 
-What stays in the line's place is decided once for a run, so that no step reads less from a cache than it would straight:
-- a run that began with the line in its place keeps there what it sent first, for its caches hold just that; what the line
-  says now stands at the end, after `NOW`, where it is another thing. (Taking the line out would lose the line's own
-  beginning, and leave nothing of a step behind it to read.)
-- a run that begins when the line is known to be volatile has nothing there, so it shares what follows with other runs.
+A run keeps each such line as it said it first, so that nothing behind it has to be read anew:
+- in its place, if that is where it stood in a request of that wording when it was not known to change: caches hold it so;
+- else at the end of its text, or of the last text of the system prompt if the client marks none between, so that all
+  in front of it is shared with other runs, and the line itself with those that say the same.
+Whenever the line says something else than before, that is said once, behind the message at which it was new, and stays
+there for as long as that message does (`notes`). A longer wording than the first takes the place of that one, or a
+history that is rewritten would leave less to read than straight.
 
 Lines are compared and moved as the JSON bytes that they are, so they arrive letter by letter.
 """
@@ -18,7 +18,7 @@ Lines are compared and moved as the JSON bytes that they are, so they arrive let
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import xxhash
@@ -48,19 +48,32 @@ _LINES = re.compile(rb"((?:[^\\]++|\\[^n])*+)(?:\\n|\Z)")
 _LONGEST_LINE = 1_000
 #: More lines that may move than this are no prompt with a clock in it.
 _CANDIDATES_MAX = 200
-#: Stands before lines of which the system prompt still has an older wording.
-NOW = b"As of now:"
+#: So many wordings of lines that stand, or stood, in their places are remembered for a system prompt.
+_STOOD_MAX = 64
+#: What stands in front of a text in a block that can be cut behind any line.
+_PLAIN_BLOCK = re.compile(rb'\{\s*"type"\s*:\s*"((?:input_)?text)"\s*,\s*"text"\s*:\s*')
 #: About what tokenizers make of a text: which of two wordings of a line is the longer one in tokens.
 _PIECES = re.compile(rb" ?[A-Za-z]{1,5}| ?[0-9]{1,3}|\s{1,8}|[^\sA-Za-z0-9]{1,2}")
-_SYSTEM_TURNS = {Operation.MESSAGES: b"system", Operation.CHAT: b"system", Operation.RESPONSES: b"developer"}
+
+
+class Text(msgspec.Struct, frozen=True):
+    """One text of a system prompt. `start` and `end` are offsets in the body, of what is between its quotes."""
+
+    start: int
+    end: int
+    segment: int
+    kind: bytes = b""  # of the block of text that it is or can become; b"" = it cannot be cut in two
+    whole: bool = False  # a string that is the whole content
+    marked: bool = False  # a marker of the client's own covers it and all before it
 
 
 class SystemText(msgspec.Struct, frozen=True):
-    """The lines of a system prompt, all its texts in order. `last` names the last line of each text."""
+    """The lines of a system prompt, all its texts in order. `ends` says for each text how many lines end with it."""
 
     lines: list[bytes]
     starts: list[int]  # offsets in the body
-    last: frozenset[int]
+    texts: list[Text]
+    ends: list[int]
     template: bytes  # a digest of the lines with holes where they are volatile
     candidates: tuple[int, ...]  # lines with holes
 
@@ -75,19 +88,21 @@ class Templates:
     def read(self, operation: Operation, facts: Facts, body: bytes) -> SystemText | None:
         lines: list[bytes] = []
         starts: list[int] = []
-        last: list[int] = []
-        for start, end in system_texts(operation, facts, body):
-            for line in _lines_of(body[start:end]):
+        ends: list[int] = []
+        texts = system_texts(operation, facts, body)
+        for text in texts:
+            start = text.start
+            for line in _lines_of(body[start : text.end]):
                 lines.append(line)
                 starts.append(start)
                 start += len(line) + 2
-            last.append(len(lines) - 1)
+            ends.append(len(lines))
         if not lines:
             return None
         templates = [self._known.get(line) or self._learn(line) for line in lines]
         candidates = tuple(i for i, line in enumerate(templates) if _HOLE in line)
         template = xxhash.xxh3_128_digest(b"\n".join(templates))
-        return SystemText(lines, starts, frozenset(last), template, candidates[:_CANDIDATES_MAX])
+        return SystemText(lines, starts, texts, ends, template, candidates[:_CANDIDATES_MAX])
 
     def _learn(self, line: bytes) -> bytes:
         if len(line) > _LONGEST_LINE:
@@ -110,35 +125,58 @@ def _lines_of(text: bytes) -> list[bytes]:
     return [line[1] for line in found]
 
 
-#: What stands in the place of each line that may move, by number: its wording, or None where it is left out.
-Places = dict[int, bytes | None]
+class Prompt(msgspec.Struct):
+    """What is known of a system prompt, whichever run showed it: the lines that are volatile, and the wordings in which a
+    run has had one of them in its place."""
+
+    volatile: set[int] = msgspec.field(default_factory=set)
+    stood: dict[tuple[int, bytes], None] = msgspec.field(default_factory=dict)
+
+    def stands(self, line: tuple[int, bytes]) -> None:
+        """The latest wordings are kept: what is forgotten costs one miss."""
+        self.stood.pop(line, None)
+        self.stood[line] = None
+        if len(self.stood) > _STOOD_MAX:
+            del self.stood[next(iter(self.stood))]
 
 
-def learn(places: Places, volatile: set[int], text: SystemText) -> list[int]:
-    """The lines, by number, that are volatile since this request and were not known to be.
+class Places(msgspec.Struct):
+    """Of one run, by number: the wording of each line that may move, and which stand at the end of their text."""
 
-    `places`: of this run; `volatile`: of this prompt, whichever run showed it.
-    """
-    out: set[int] | None = None
-    new = []
+    lines: dict[int, bytes] = msgspec.field(default_factory=dict)
+    ends: set[int] = msgspec.field(default_factory=set)
+
+
+def learn(places: Places, prompt: Prompt, text: SystemText) -> tuple[list[int], bool]:
+    """The lines, by number, that are volatile since this request and were not known to be; and whether the run goes on
+    with another wording of a line than before, so that nothing of its caches behind that line is of use."""
+    new, again = [], False
     for i in text.candidates:
-        line = text.lines[i]
-        if i not in places:
-            if volatile and out is None:
-                out = _left_out(text, volatile)
-            places[i] = None if out and i in out else line
-            continue
-        stands = places[i]
-        if stands is None or stands == line:
-            continue
-        # A longer wording takes the place, or steps in which it stays the same would read less than straight. Nothing
-        # is lost by that: straight, a wording that is new is not read either, nor is what follows it.
-        if size(line) > size(stands):
-            places[i] = line
-        elif i not in volatile:
-            volatile.add(i)
+        line, stands = text.lines[i], places.lines.get(i)
+        # Nothing is lost by a longer wording: straight, one that is new is not read either, nor is what follows it.
+        if stands is None or (stands != line and size(line) > size(stands)):
+            again |= stands is not None
+            begin(places, prompt, i, line)
+        elif stands != line and i not in prompt.volatile:
+            prompt.volatile.add(i)
             new.append(i)
-    return new
+    return new, again
+
+
+def begin(places: Places, prompt: Prompt, i: int, line: bytes) -> None:
+    """From now on the run has this wording of a line: where other runs have it, or at the end of its text."""
+    places.lines[i] = line
+    if i in prompt.volatile and (i, line) not in prompt.stood:
+        places.ends.add(i)
+    else:
+        places.ends.discard(i)
+        prompt.stands((i, line))
+
+
+def begin_all(places: Places, prompt: Prompt, now: Mapping[int, bytes]) -> None:
+    """The run goes on as if it began with what its lines say now."""
+    for i, line in now.items():
+        begin(places, prompt, i, line)
 
 
 def size(line: bytes) -> int:
@@ -146,32 +184,19 @@ def size(line: bytes) -> int:
     return len(_PIECES.findall(line))
 
 
-def _left_out(text: SystemText, volatile: set[int]) -> set[int]:
-    """The volatile lines that a run may begin without: a text never loses all its lines."""
-    out: set[int] = set()
-    begin = 0
-    for end in sorted(text.last):
-        here = {i for i in range(begin, end + 1) if i in volatile}
-        if len(here) <= end - begin:
-            out |= here
-        begin = end + 1
-    return out
-
-
 def classes_of(line: bytes) -> tuple[str, ...]:
     """For people: why a line may move."""
     return tuple(name for name, pattern in CLASSES.items() if re.search(pattern, line))
 
 
-def diff(text: SystemText, places: Places, numbers: Sequence[int]) -> str:
+def diff(text: SystemText, stands: Mapping[int, bytes], numbers: Sequence[int]) -> str:
     """The lines that leave their place, for people: number in the system prompt, class, text, and what stands there
     instead."""
     found = ["--- system prompt", "+++ end of the conversation"]
     for i in numbers:
-        line, stands = _text(text.lines[i]), places[i]
-        found += [f"@@ line {i + 1} ({', '.join(classes_of(text.lines[i]))}) @@", f"-{line}"]
-        found += [] if stands is None else [f" {_text(stands)}"]
-        found.append(f"+{line}")
+        line = _text(text.lines[i])
+        found.append(f"@@ line {i + 1} ({', '.join(classes_of(text.lines[i]))}) @@")
+        found += [f"-{line}", f" {_text(stands[i])}", f"+{line}"]
     return "\n".join(found) if len(found) > 2 else ""
 
 
@@ -182,111 +207,124 @@ def _text(line: bytes) -> str:
 # --- the move -------------------------------------------------------------------------------------------
 
 
-def replaced(text: SystemText, places: Places) -> tuple[list[Splice], list[bytes]]:
-    """Splices that put into each line's place what stands there in this run, and the lines as they are now: first those
-    that are left out, each with one line end, then, after `NOW`, those whose older wording stays."""
+class Cut(msgspec.Struct, frozen=True):
+    """The block of text that is cut in two in front of the lines that stand at its end, so that a mark can go there."""
+
+    text: Text
+    at: int
+    lines: bytes
+
+    def splices(self, mark: bytes) -> list[Splice]:
+        """`mark`: the member that marks the first half, or b""."""
+        text, kind = self.text, self.text.kind
+        middle = b'"%b},{"type":"%b","text":"%b' % (mark, kind, self.lines)
+        if not text.whole:
+            return [(self.at, self.at, middle)]
+        start, end = text.start - 1, text.end + 1
+        opening = b'[{"type":"%b","text":' % kind
+        return [(start, start, opening), (self.at, self.at, middle), (end, end, b"}]")]
+
+
+def replaced(text: SystemText, places: Places, head: int) -> tuple[list[Splice], Cut | None]:
+    """Splices that make the system prompt what it is in this run. `head`: the segment in which a text may be cut so that
+    a mark has a place, or -1; then that cut is among none of the splices."""
     splices: list[Splice] = []
-    out: list[int] = []
-    older: list[bytes] = []
-    for i in text.candidates:
-        line, stands = text.lines[i], places[i]
-        if stands is None:
-            out.append(i)
-        elif stands != line:
-            splices.append((text.starts[i], text.starts[i] + len(line), stands))
-            older.append(line)
-    for run in _runs(out, text.last):
-        start, stop = text.starts[run[0]], text.starts[run[-1]] + len(text.lines[run[-1]])
-        # Without this a run at the end would leave an empty line behind.
-        splices.append((start - 2, stop, b"") if run[-1] in text.last else (start, stop + 2, b""))
-    lines = [text.lines[i] for i in out]
-    return splices, [*lines, NOW, *older] if older else lines
+    if places.ends:
+        kept = _kept(text, places)
+        added: dict[int, list[bytes]] = {}
+        first = 0
+        for n, end in enumerate(text.ends):
+            moved = [i for i in text.candidates if first <= i < end and i in places.ends]
+            first = end
+            # A text never loses all its lines.
+            if moved and kept[n] >= 0:
+                added.setdefault(_target(text, kept, n), []).extend(places.lines[i] for i in moved)
+                splices += _cuts(text, moved, kept[n])
+            else:
+                splices += _older(text, places, moved)
+        cut, found = _ends(text, kept, added, head)
+        splices += found
+    else:
+        cut = None
+    return splices + _older(text, places, [i for i in text.candidates if i not in places.ends]), cut
 
 
-def _runs(numbers: Sequence[int], last: frozenset[int]) -> list[list[int]]:
-    """Lines that follow one another in one text."""
-    runs: list[list[int]] = []
-    for i in numbers:
-        if runs and runs[-1][-1] == i - 1 and i - 1 not in last:
-            runs[-1].append(i)
+def _older(text: SystemText, places: Places, numbers: Sequence[int]) -> list[Splice]:
+    """Each line's wording of this run, in its place."""
+    return [
+        (text.starts[i], text.starts[i] + len(text.lines[i]), places.lines[i])
+        for i in numbers
+        if places.lines[i] != text.lines[i]
+    ]
+
+
+def _kept(text: SystemText, places: Places) -> list[int]:
+    """Of each text the last line that stays and says something; -1 if there is none."""
+    kept, first = [], 0
+    for end in text.ends:
+        at = end - 1
+        while at >= first and (at in places.ends or not text.lines[at].strip(b" ")):
+            at -= 1
+        kept.append(at if at >= first else -1)
+        first = end
+    return kept
+
+
+def _target(text: SystemText, kept: Sequence[int], n: int) -> int:
+    """The text at whose end the lines of text `n` go: none that a marker of the client's own does not cover as it did."""
+    texts = text.texts
+    while (
+        not texts[n].marked
+        and n + 1 < len(texts)
+        and texts[n + 1].segment == texts[n].segment
+        and kept[n + 1] >= 0
+    ):
+        n += 1
+    return n
+
+
+def _cuts(text: SystemText, moved: Sequence[int], kept: int) -> list[Splice]:
+    """Lines taken out, each with one line end."""
+    found: list[Splice] = []
+    for i in moved:
+        start, stop = text.starts[i], text.starts[i] + len(text.lines[i])
+        found.append((start, stop + 2, b"") if i < kept else (start - 2, stop, b""))
+    return found
+
+
+def _ends(
+    text: SystemText, kept: Sequence[int], added: dict[int, list[bytes]], head: int
+) -> tuple[Cut | None, list[Splice]]:
+    found: list[Splice] = []
+    cut = None
+    for n, lines in added.items():
+        at = text.starts[kept[n]] + len(text.lines[kept[n]])
+        more = b"".join(b"\\n" + line for line in lines)
+        if text.texts[n].segment == head and text.texts[n].kind and n == max(added):
+            cut = Cut(text.texts[n], at, more)
         else:
-            runs.append([i])
-    return runs
-
-
-def appended(
-    operation: Operation,
-    facts: Facts,
-    body: bytes,
-    lines: Sequence[bytes],
-    system_turn: bool,
-    after: int | None = None,
-) -> list[Splice] | None:
-    """Splices that put the lines behind everything else; None if there is no place for them.
-
-    `system_turn`: the provider takes a system message there, which nobody can mistake for the user's words. `after`: then
-    it goes behind this segment, where it went in an earlier step.
-    """
-    name = "input" if operation is Operation.RESPONSES else "messages"
-    span = facts.spans.members.get(name)
-    segments = facts.segments
-    if span is None or body[span[0] : span[0] + 1] != b"[":
-        return None
-    raw = segments[len(segments) - 1].raw.tobytes()
-    message = blocks.read_message(raw)
-    # Anthropic takes a system turn behind a user's only; elsewhere clients put reminders of their own at the end.
-    if message.role not in ("user", "tool") and (operation is Operation.MESSAGES or not message.system):
-        return None
-    text = b"\\n".join(lines)
-    if system_turn:
-        end: int | None = span[1] - 1
-        if after is not None:
-            begin = blocks.offset_of(body, span, segments, after, _first_message(facts))
-            end = None if begin is None else begin + len(segments[after].raw)
-        turn = b',{"role":"%b","content":"%b"}' % (_SYSTEM_TURNS[operation], text)
-        return None if end is None else [(end, end, turn)]
-    text = b"<system-reminder>\\n%b\\n</system-reminder>" % text
-    if message.role != "user" or operation is Operation.RESPONSES:
-        return [(span[1] - 1, span[1] - 1, b',{"role":"user","content":"%b"}' % text)]
-    content = blocks.content_of(raw)
-    at = blocks.offset_of(body, span, segments, len(segments) - 1, _first_message(facts))
-    if content is None or at is None:
-        return None
-    start, end = at + content[0], at + content[1]
-    block = b'{"type":"text","text":"%b"}' % text
-    if body[start : start + 1] == b'"':
-        return [(start, start, b'[{"type":"text","text":'), (end, end, b"},%b]" % block)]
-    if body[start : start + 1] != b"[" or not body[start + 1 : end - 1].strip():
-        return None
-    return [(end - 1, end - 1, b"," + block)]
-
-
-def merged(marks: list[Splice], tail: Sequence[Splice]) -> list[Splice]:
-    """Both on one string: its mark is inside of the first block, the moved lines are the second."""
-    if len(tail) != 2:
-        return [*marks, *tail]
-    (start, _, opening), (end, _, closing) = tail
-    kept = [s for s in marks if s[0] not in (start, end) or s[0] != s[1]]
-    mark = next((s[2] for s in marks if s[0] == s[1] == end), None)
-    inside = b"" if mark is None else mark.removesuffix(b"}]")
-    return [*kept, (start, start, opening), (end, end, inside + closing)]
+            found.append((at, at, more))
+    return cut, found
 
 
 # --- where the system prompt is -------------------------------------------------------------------------
 
 
-def system_texts(operation: Operation, facts: Facts, body: bytes) -> list[Span]:
-    """The texts of the system prompt in their order: what is between the quotes of each."""
+def system_texts(operation: Operation, facts: Facts, body: bytes) -> list[Text]:
+    """The texts of the system prompt in their order."""
     members = facts.spans.members
-    found: list[Span] = []
+    found: list[Text] = []
     name = "instructions" if operation is Operation.RESPONSES else "system"
+    segments = facts.segments
+    first = first_message(facts)
     if operation is not Operation.CHAT and name in members:
-        found += _texts(body, members[name])
+        start, end = members[name]
+        found += _texts(operation, body[start:end], (0, end - start), start, first - 1)
+        if operation is Operation.RESPONSES:  # a string that cannot become a list
+            found = [msgspec.structs.replace(text, kind=b"") for text in found]
     if operation is Operation.MESSAGES:
         return found
     span = members["input" if operation is Operation.RESPONSES else "messages"]
-    segments = facts.segments
-    first = _first_message(facts)
     if body[span[0] : span[0] + 1] != b"[":
         return found
     for i in range(first, len(segments)):
@@ -296,23 +334,30 @@ def system_texts(operation: Operation, facts: Facts, body: bytes) -> list[Span]:
             break
         at = blocks.offset_of(body, span, segments, i, first)
         if at is not None:
-            found += [(at + s, at + e) for s, e in _texts(raw, content)]
+            found += _texts(operation, raw, content, at, i)
     return found
 
 
-def _first_message(facts: Facts) -> int:
+def first_message(facts: Facts) -> int:
+    """The segment of the first message."""
     segments = facts.segments
     return sum(segments[i].kind != "message" for i in range(min(2, len(segments))))
 
 
-def _texts(raw: bytes, content: Span) -> list[Span]:
+def _texts(operation: Operation, raw: bytes, content: Span, at: int, segment: int) -> list[Text]:
+    """Those of a content; `raw` stands at `at` in the body."""
     start, end = content
     if raw[start : start + 1] == b'"':
-        return [(start + 1, end - 1)]
+        kind = b"input_text" if operation is Operation.RESPONSES else b"text"
+        return [Text(at + start + 1, at + end - 1, segment, kind, whole=True)]
     found = []
     if raw[start : start + 1] == b"[":
-        for at, block in blocks.items_of(raw, content):
+        for offset, block in blocks.items_of(raw, content):
             inside = blocks.text_of_block(block)
             if inside is not None:
-                found.append((at + inside[0] + 1, at + inside[1] - 1))
+                before = _PLAIN_BLOCK.fullmatch(block, 0, inside[0])
+                begin = at + offset + inside[0] + 1
+                stop = at + offset + inside[1] - 1
+                marked = blocks.client_markers(block) > 0
+                found.append(Text(begin, stop, segment, before[1] if before else b"", marked=marked))
     return found

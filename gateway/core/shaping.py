@@ -11,19 +11,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgspec
 
-from gateway.core import relocation
 from gateway.core.beginnings import Beginnings
 from gateway.core.cache_rules import CacheRule, KeyMeans, Life, Style
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
-from gateway.core.dialects.facts import Facts, Splice
-from gateway.core.lineages import Lineage, Lineages, Scope, extends, first_said, opening, said_to
-from gateway.core.markers import Mark, Outline, better_life, end_stays_marked, plan
+from gateway.core.dialects.facts import Facts, Segments, Splice
+from gateway.core.draft import Draft, on_tools, place, put_moved
+from gateway.core.draft import Transform as Transform
+from gateway.core.lineages import Lineage, Lineages, Scope, extends, first_said, opening
+from gateway.core.markers import Mark, Outline, better_life, plan
+from gateway.core.moves import Moves
+from gateway.core.notes import Note
+from gateway.core.relocation import SystemText
 from gateway.core.tool_sets import ToolSets
 from gateway.core.trimming import Artifacts, Trim, Trimmer, TrimPolicy
 
@@ -36,17 +40,6 @@ class Level(StrEnum):
     OBSERVE = "observe"
     SAFE = "safe"
     RELOCATE = "relocate"
-
-
-class Transform(StrEnum):
-    """A change to a request. The number is its version: another number, other bytes."""
-
-    TOOLS = "tools_first_seen@1"
-    NONCE = "billing_nonce@1"
-    MARKERS = "markers@1"
-    CACHE_KEY = "cache_key@1"
-    RELOCATE = "relocate@2"
-    TRIM = "trim@1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +93,13 @@ class Shaped(msgspec.Struct, frozen=True):
     long_write: bool = False  # a marker asks for a life that is dearer to write
     moved: tuple[
         bytes, ...
-    ] = ()  # lines of the system prompt that stand at the end now, as JSON text without quotes
+    ] = ()  # lines of the system prompt that do not stand in their place, as JSON text without quotes
     #: lines that move since this request, as a diff for people; "" if none is new
     diff: str = ""
+    #: what was told of its lines at its end: for the other processes that serve this run
+    note: tuple[bytes, int, Note] | None = (
+        None  # what the run is known by, what was said before, and the note
+    )
     protections: tuple[str, ...] = ()  # what was said for the client, or in its place (`core.protection`)
 
     @property
@@ -126,8 +123,7 @@ class Shaper:
         self.tools = ToolSets()
         self._trimmer = Trimmer()
         self._beginnings = Beginnings()
-        self._templates = relocation.Templates()
-        self.volatile: OrderedDict[tuple[Scope, bytes], set[int]] = OrderedDict()
+        self.moves = Moves()
         #: runs that came with a new head in their middle -> how often in a row
         self._unread: OrderedDict[tuple[Scope, bytes], int] = OrderedDict()
         self._marked: dict[tuple[int, Operation, bytes], tuple[Splice, ...]] = {}
@@ -138,7 +134,7 @@ class Shaper:
             return AS_IT_CAME
         if len(request.body) < LEAST_BYTES or not len(request.facts.segments):
             return Shaped(level, why_no_marks="below the minimum")
-        draft = _Draft()
+        draft = Draft()
         lineage, system = self._lineage(request)
         if not request.again:
             self.lineages.arrive(lineage, request.now_s)
@@ -147,20 +143,16 @@ class Shaper:
             self._trim(request, lineage, draft)
         tools = self._first_seen_tools(request, lineage, draft)
         if rule is None:
-            return draft.done(level)
+            return _done(draft, level)
         if not rule.billing_header and Transform.NONCE not in request.off:
             self._strip_nonce(request, draft)
         outline = self.lineages.outline(lineage, request.facts, request.body)
-        tail = []
-        marks = request.operation in rule.markers and Transform.MARKERS not in request.off
-        if system is not None and end_stays_marked(rule, outline, marks, _decides_itself(request)):
-            tail = self._moved(request, rule, lineage, system, draft)
+        if system is not None:
+            self._move(request, rule, lineage, system, outline, draft)
         draft.continued = request.facts.n == 1 and self._continued(request, rule, lineage, outline)
         self._mark(request, rule, lineage, outline, tools, draft)
-        if tail:
-            draft.splices = relocation.merged(draft.splices, tail)
-        if draft.at_the_end or not tail:
-            _hold(rule, lineage, draft)
+        if draft.notes or draft.cut is not None:
+            put_moved(request.facts, request.body, outline.first, draft)
         return self._keyed(request, rule, draft)
 
     def task_of(self, scope: Scope, operation: Operation, facts: Facts, body: bytes) -> str:
@@ -170,15 +162,15 @@ class Shaper:
         if operation not in SHAPED or len(body) < LEAST_BYTES or len(segments) < 3:
             return ""
         found = self.lineages.peek(scope, opening(segments))
-        if found is None and self.volatile:
-            system = self._templates.read(operation, facts, body)
+        if found is None and self.moves.prompts:
+            system = self.moves.templates.read(operation, facts, body)
             if system is not None:
-                found = self.lineages.peek(scope, b"moved" + system.template + first_said(segments))
+                found = self.lineages.peek(scope, _moved_opening(facts, system))
         return found.task_id if found is not None and extends(segments, found) else ""
 
     # --- relocation ---------------------------------------------------------------------------------------
 
-    def _lineage(self, request: Request) -> tuple[Lineage, relocation.SystemText | None]:
+    def _lineage(self, request: Request) -> tuple[Lineage, SystemText | None]:
         """The run that this request is of, and its system prompt if lines of it may move.
 
         Where they may, prompts that differ in volatile parts only belong to one run.
@@ -192,48 +184,44 @@ class Shaper:
 
     def opened(
         self, operation: Operation, facts: Facts, body: bytes, lines: bool
-    ) -> tuple[bytes, relocation.SystemText | None]:
+    ) -> tuple[bytes, SystemText | None]:
         """By what the run of a request is known, and its system prompt if `lines` of it may move."""
-        system = self._templates.read(operation, facts, body) if lines else None
+        system = self.moves.templates.read(operation, facts, body) if lines else None
         if system is not None and system.candidates:
-            return b"moved" + system.template + first_said(facts.segments), system
+            return _moved_opening(facts, system), system
         return opening(facts.segments), None
 
-    def _moved(
+    def _move(
         self,
         request: Request,
         rule: CacheRule,
         lineage: Lineage,
-        system: relocation.SystemText,
-        draft: _Draft,
-    ) -> list[Splice]:
-        """Takes volatile lines out of their place; returns the splices that put them at the end, [] if none moves."""
-        known = (request.scope[:-1], system.template)
-        volatile = self.volatile.setdefault(known, set())
-        self.volatile.move_to_end(known)
-        if len(self.volatile) > 10_000:
-            self.volatile.popitem(last=False)
-        new = relocation.learn(lineage.lines, volatile, system)
-        cuts, lines = relocation.replaced(system, lineage.lines)
-        if not lines:
-            return []
-        turns = rule.mid_conversation_system is True
-        moved = tuple(line for line in lines if line is not relocation.NOW)
-        after = None
-        if lineage.held is not None and turns:
-            at, said, held = lineage.held
-            after = at if held == moved and said == said_to(lineage, at) else None
-        tail = relocation.appended(request.operation, request.facts, request.body, lines, turns, after)
-        if tail is None:
-            return []
-        draft.splices += cuts
+        system: SystemText,
+        outline: Outline,
+        draft: Draft,
+    ) -> None:
+        """Makes the system prompt what it is in this run, and has told what lines of it say now."""
+        found = self.moves.of(
+            request.scope,
+            request.facts,
+            self.lineages,
+            lineage,
+            system,
+            outline,
+            turns=rule.mid_conversation_system is True,
+            marks=_takes_marks(request, rule),
+            lapsed=_lapsed(request, rule, lineage),
+        )
+        if found is None:
+            return
+        draft.splices += found.splices
+        draft.notes, draft.cut = found.notes, found.cut
+        draft.moved, draft.diff = found.lines, found.diff
+        if found.told is not None:
+            draft.note = (_moved_opening(request.facts, system), *found.told)
         draft.applied.append(Transform.RELOCATE)
-        draft.moved, draft.at_the_end = moved, after is None
-        if new:
-            draft.diff = relocation.diff(system, lineage.lines, new)
-        return tail
 
-    def _first_seen_tools(self, request: Request, lineage: Lineage, draft: _Draft) -> bytes | None:
+    def _first_seen_tools(self, request: Request, lineage: Lineage, draft: Draft) -> bytes | None:
         """The tools' bytes to send instead of those that came."""
         segment = request.facts.segments[0]
         if segment.kind != "tools" or Transform.TOOLS in request.off:
@@ -251,7 +239,7 @@ class Shaper:
         """The whole texts of what was trimmed."""
         return self._trimmer.artifacts
 
-    def _trim(self, request: Request, lineage: Lineage, draft: _Draft) -> None:
+    def _trim(self, request: Request, lineage: Lineage, draft: Draft) -> None:
         """Long tool results, in the message in which they first appeared. What left whole before stays whole."""
         facts, body, segments = request.facts, request.body, request.facts.segments
         known, keys = lineage.trims, segments.keys
@@ -280,7 +268,7 @@ class Shaper:
                 draft.splices.append((base + trim.start, base + trim.end, text))
         draft.applied.append(Transform.TRIM)
 
-    def _strip_nonce(self, request: Request, draft: _Draft) -> None:
+    def _strip_nonce(self, request: Request, draft: Draft) -> None:
         span = request.facts.spans.members.get("system")
         if span is None or request.operation is not Operation.MESSAGES:
             return
@@ -310,7 +298,7 @@ class Shaper:
         lineage: Lineage,
         outline: Outline,
         tools: bytes | None,
-        draft: _Draft,
+        draft: Draft,
     ) -> None:
         operation = request.operation
         marker = rule.markers.get(operation, "")
@@ -318,16 +306,20 @@ class Shaper:
         if lineage.steps <= 1:
             life_s = rule.lives[0].life_s or 0 if rule.lives else 0
             head_seen = self.lineages.head_seen(request.links, outline.head, request.now_s, life_s)
-        if Transform.MARKERS in request.off or not marker or _decides_itself(request):
+        if not _takes_marks(request, rule):
             draft.why_no_marks = "requests here cannot mark" if not marker else "switched off"
             return
         life = self._life(rule, operation, lineage)
         segments = request.facts.segments
+        if outline.marked and rule.implicit_breakpoints:
+            outline = _own_marks(outline, marker.encode(), segments)
         plain = blocks.marker_text(marker)
 
         places: dict[int, tuple[Splice, ...]] = {}
 
         def can_mark(at: int) -> bool:
+            if draft.cut is not None and at == outline.head:
+                return True
             places[at] = found = self._splices(at, request, plain, tools)
             return bool(found)
 
@@ -340,7 +332,8 @@ class Shaper:
             entries=lineage.entries(request.links),
             life=life,
             can_mark=can_mark,
-            extra_tail=draft.at_the_end,
+            notes=sorted(draft.notes) if draft.notes else (),
+            shared_head=draft.cut is not None and not blocks.asks_long(segments[outline.head].raw.tobytes()),
             head_changes=self._head_changes(request, lineage, outline) and not draft.moved,
         )
         lineage.links = request.links
@@ -349,14 +342,19 @@ class Shaper:
         draft.why_no_marks = found.why
         placed = []
         for mark in found.marks:
+            if draft.cut is not None and mark.segment == outline.head:
+                draft.cut_mark = blocks.marker_text(marker, mark.life)
+                placed.append(mark)
+                continue
             at, where = mark.segment, places[mark.segment]
             if mark.life:
                 where = self._splices(at, request, blocks.marker_text(marker, mark.life), tools)
-            if _place(at, where, request, outline.first, tools, draft):
+            if place(at, where, request.facts, request.body, outline.first, tools, draft):
                 placed.append(mark)
         if placed:
             draft.marks = tuple(placed)
             draft.long_write = any(mark.life for mark in placed)
+            lineage.wrote_long |= draft.long_write
             draft.applied.append(Transform.MARKERS)
 
     def _head_changes(self, request: Request, lineage: Lineage, outline: Outline) -> bool:
@@ -395,13 +393,13 @@ class Shaper:
         segment = request.facts.segments[at]
         kind = segment.kind
         if kind == "tools" and tools is not None:
-            return _on_tools(tools, text)
+            return on_tools(tools, text)
         known = (segment.key, request.operation, text)
         found = self._marked.get(known) if segment.key else None
         if found is None:
             raw = segment.raw.tobytes()
             if kind == "tools":
-                found = _on_tools(raw, text)
+                found = on_tools(raw, text)
             elif kind == "system":
                 # Responses: `instructions` is a string that cannot carry a mark.
                 whole = (0, len(raw))
@@ -416,12 +414,12 @@ class Shaper:
 
     # --- cache keys ---------------------------------------------------------------------------------------
 
-    def _keyed(self, request: Request, rule: CacheRule, draft: _Draft) -> Shaped:
+    def _keyed(self, request: Request, rule: CacheRule, draft: Draft) -> Shaped:
         """A key that keeps a run on one server; never one that separates reuse. A salt is no matter of levels
         (`core.protection`)."""
         member, header = rule.key_on(request.operation)
         if Transform.CACHE_KEY in request.off or not request.native or not (member or header):
-            return draft.done(request.level)
+            return _done(draft, request.level)
         value = request.group if rule.key_means is KeyMeans.ROUTING and draft.continued else ""
         if value and member and member not in request.facts.spans.members:
             draft.members = b',"%b":%b' % (member.encode(), msgspec.json.encode(value))
@@ -429,81 +427,50 @@ class Shaper:
         elif value and header:
             draft.headers = ((header, value),)
             draft.applied.append(Transform.CACHE_KEY)
-        return draft.done(request.level)
+        return _done(draft, request.level)
 
 
-class _Draft(msgspec.Struct):
-    """What has been decided so far."""
-
-    splices: list[Splice] = []
-    members: bytes = b""
-    headers: tuple[tuple[str, str], ...] = ()
-    applied: list[Transform] = []
-    marks: tuple[Mark, ...] = ()
-    why_no_marks: str = ""
-    long_write: bool = False
-    moved: tuple[bytes, ...] = ()
-    diff: str = ""
-    at_the_end: bool = False  # what moved stands behind all that the client sent
-    continued: bool = False
-
-    def done(self, level: Level) -> Shaped:
-        return Shaped(
-            level,
-            tuple(sorted(self.splices)),
-            self.members,
-            self.headers,
-            tuple(self.applied),
-            self.marks,
-            self.why_no_marks,
-            self.long_write,
-            self.moved,
-            self.diff,
-        )
+def _done(draft: Draft, level: Level) -> Shaped:
+    return Shaped(
+        level,
+        tuple(sorted(draft.splices)),
+        draft.members,
+        draft.headers,
+        tuple(draft.applied),
+        draft.marks,
+        draft.why_no_marks,
+        draft.long_write,
+        draft.moved,
+        draft.diff,
+        draft.note,
+    )
 
 
-def _on_tools(raw: bytes, text: bytes) -> tuple[Splice, ...]:
-    """OpenAI's breakpoints go on content blocks only."""
-    return () if text.startswith(b',"prompt_cache_breakpoint"') else blocks.mark_tools(raw, text)
-
-
-def _place(
-    at: int,
-    splices: tuple[Splice, ...],
-    request: Request,
-    first: int,
-    tools: bytes | None,
-    draft: _Draft,
-) -> bool:
-    """Put the splices of a segment where it stands in the body; False if it is not where it must be."""
-    facts, body = request.facts, request.body
-    if at >= first:
-        name = "input" if request.operation is Operation.RESPONSES else "messages"
-        base = blocks.offset_of(body, facts.spans.members[name], facts.segments, at, first)
-    else:
-        kind = facts.segments[at].kind
-        if kind == "tools" and tools is not None:
-            i = next(i for i, splice in enumerate(draft.splices) if splice[2] is tools)
-            start, end, _ = draft.splices[i]
-            ((inside, _, text),) = splices
-            draft.splices[i] = (start, end, b"".join((tools[:inside], text, tools[inside:])))
-            return True
-        base = facts.spans.members[kind][0]
-    if base is None:
-        return False
-    draft.splices += [(base + start, base + end, added) for start, end, added in splices]
-    return True
+def _own_marks(outline: Outline, marker: bytes, segments: Segments) -> Outline:
+    """Without the client's markers for other providers, which mean nothing here."""
+    marked = [at for at in outline.marked if marker in segments[at].raw.tobytes()]
+    return outline if len(marked) == len(outline.marked) else replace(outline, marked=marked)
 
 
 SHAPED = frozenset({Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES})
 
 
-def _hold(rule: CacheRule, lineage: Lineage, draft: _Draft) -> None:
-    """Where the end takes no mark (an empty result of a tool), the only entry of this step is behind the moved lines: while
-    they stay the same they stay there, so that the next step finds it."""
-    last = len(lineage.keys) - 1
-    marked = not rule.implicit_breakpoints or any(mark.segment == last for mark in draft.marks)
-    lineage.held = None if marked or not draft.moved else (last, said_to(lineage, last), draft.moved)
+def _moved_opening(facts: Facts, system: SystemText) -> bytes:
+    return b"moved" + system.template + first_said(facts.segments)
+
+
+def _lapsed(request: Request, rule: CacheRule, lineage: Lineage) -> bool:
+    """Whether the run has paused for longer than its provider's caches live."""
+    if not rule.lives:
+        return False
+    lineage.wrote_long |= request.facts.long_cache_write
+    life_s = rule.lives[-1 if lineage.wrote_long else 0].life_s
+    return life_s is not None and lineage.gap_s >= life_s
+
+
+def _takes_marks(request: Request, rule: CacheRule) -> bool:
+    off = Transform.MARKERS in request.off
+    return not off and request.operation in rule.markers and not _decides_itself(request)
 
 
 def _decides_itself(request: Request) -> bool:

@@ -64,9 +64,9 @@ async def recall(world: World, x: Exchange) -> None:
         )
         if unknown is None:
             return
-        order, lines = await learned.ask(x.caller.key_id, unknown)
-        if order or lines:
-            learning.take_over(world.shaper, scope, x.operation, x.facts, x.incoming.body, order, lines)
+        known = await learned.ask(x.caller.key_id, unknown)
+        if known.order or known.lines:
+            learning.take_over(world.shaper, scope, x.operation, x.facts, x.incoming.body, known)
     except Exception:
         # As in `shaped`: it costs a cache miss, and a 500 would cost the run.
         _log.exception("what others know of request %s could not be taken over", x.incoming.request_id)
@@ -96,6 +96,7 @@ def _shaped(
     world: World, x: Exchange, deployment: Deployment, rule: CacheRule | None, level: Level
 ) -> Shaped:
     policy = world.caching()
+    scope = (x.caller.key_id, x.client, x.signal.external_id)
     try:
         found = world.shaper.shape(
             Request(
@@ -103,7 +104,7 @@ def _shaped(
                 facts=x.facts,
                 body=x.incoming.body,
                 links=x.chain,
-                scope=(x.caller.key_id, x.client, x.signal.external_id),
+                scope=scope,
                 rule=rule,
                 native=as_it_is(x, deployment),
                 level=level,
@@ -116,6 +117,8 @@ def _shaped(
         )
         if found.diff:
             _log.info("request %s: from now on these lines move\n%s", x.incoming.request_id, found.diff)
+        if found.note is not None and world.learned is not None:
+            world.learned.tell(x.caller.key_id, learning.told_note(scope, *found.note))
         return found
     except Exception:
         # A prompt that cannot be shaped is sent as it came: that costs a cache miss, a 500 would cost the run.

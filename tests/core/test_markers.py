@@ -14,7 +14,7 @@ from gateway.core.cache_rules import CacheRule
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
 from gateway.core.dialects.blocks import Message
-from gateway.core.markers import Mark, Outline, better_life, end_stays_marked, plan
+from gateway.core.markers import Mark, Outline, better_life, plan
 from gateway.core.shaping import Level
 from tests.support.played_cache import Played, compact, rule_of
 
@@ -106,31 +106,20 @@ def test_automatic_caching_is_a_marker_too() -> None:
     assert plan(OPUS, Operation.MESSAGES, hour, continued=True).marks == (Mark(0, "1h"), Mark(1, "1h"))
 
 
-def test_what_moves_behind_the_end_leaves_the_end_marked() -> None:
-    """The provider's own mark would be behind what the next step moves on."""
-    told = outline("suat", tools=False, system=False, size=100)
-    assert plan(SOL, Operation.CHAT, told, continued=True).why == "below the minimum"
-    # it would have marked the end of any prompt, as it counts its tokens, not we
-    assert marks(SOL, told, Operation.CHAT, continued=False, extra_tail=True) == [3]
-    assert marks(SOL, outline("suats", tools=False, system=False), Operation.CHAT, extra_tail=True) == [0, 4]
-    assert marks(OPUS, outline("uat", automatic=True), extra_tail=True) == [0, 1, 4]
-    assert marks(OPUS, outline("uat", marked=(4,)), extra_tail=True) == [0, 1]
+def test_blocks_that_the_gateway_puts_between_count_for_the_lookback() -> None:
+    close = outline("uat", blocks={3: 9, 4: 10})
+    assert marks(OPUS, close) == [0, 1, 4]
+    assert marks(OPUS, close, notes=[2]) == [0, 1, 2, 4]
+    assert marks(OPUS, close, notes=[4]) == [0, 1, 4]
+    told = outline("su" + "a" + "t" * 19, tools=False, system=False)
+    assert marks(SOL, told, Operation.CHAT) == [0]
+    assert marks(SOL, told, Operation.CHAT, notes=[1]) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("told", "marks", "own", "stays"),
-    [
-        (outline("suat"), True, False, True),
-        (outline("suat"), False, False, False),
-        (outline("suat", marked=(2,)), True, False, False),
-        (outline("suat", marked=(2,)), False, True, True),
-    ],
-)
-def test_lines_may_move_where_the_end_stays_marked(
-    told: Outline, marks: bool, own: bool, stays: bool
-) -> None:
-    assert end_stays_marked(SOL, told, marks, own) is stays
-    assert end_stays_marked(OPUS, told, marks, own)
+def test_what_runs_share_is_marked_in_front_of_what_is_one_run_s_alone() -> None:
+    assert marks(OPUS, outline("uat", marked=(1,)), shared_head=True) == [1, 4]
+    assert marks(OPUS, outline("uat", marked=(1,))) == [4]
+    assert marks(OPUS, outline("uat", marked=(0, 1, 2, 4)), shared_head=True) == []
 
 
 def test_a_result_of_a_tool_takes_a_breakpoint_in_the_responses_dialect() -> None:
@@ -171,8 +160,6 @@ def test_openai_is_marked_by_generation() -> None:
     told = outline("suat", tools=False, system=False)
     assert marks(SOL, told, Operation.CHAT) == [0]
     assert marks(SOL, outline("su" + "a" + "t" * 25, tools=False, system=False), Operation.CHAT) == [0, 1]
-    assert marks(SOL, told, Operation.CHAT, extra_tail=True) == [0, 3]
-    assert marks(SOL, outline("", tools=False), Operation.CHAT, extra_tail=True) == [0]
     # a reminder at the end will not be there in the next step, so what is before it is marked
     assert marks(SOL, outline("suats", tools=False, system=False), Operation.CHAT) == [0, 3]
     assert plan(SOL, Operation.MESSAGES, told, continued=True).why == "requests here cannot mark"

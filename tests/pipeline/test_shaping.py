@@ -212,7 +212,7 @@ async def test_a_clock_in_the_system_prompt_moves_at_relocate_and_is_told(
             arrived, transforms = await sent(gw, upstream, MESSAGES, asked(clock), x_cache_level="relocate")
         moved = b',{"role":"system","content":"As of now:\\nIt is 9:18."}]}'
         assert arrived == asked("9:16")[:-2] + moved
-        assert transforms == "relocate@2"
+        assert transforms == "relocate@3"
         (told,) = [r.getMessage() for r in caplog.records if r.name == "gateway.pipeline.shape"]
         assert told.endswith("@@ line 1 (clock) @@\n-It is 9:17.\n It is 9:16.\n+It is 9:17.")
 

@@ -25,6 +25,7 @@ NOBODY = "redis://127.0.0.1:1/0"
 class Pair:
     worlds: list[SmallWorld]
     upstream: Recorder
+    stores: list[RedisLearned]
 
     async def send(self, number: int, body: bytes, **headers: str) -> bytes:
         arrived, _ = await sent(self.worlds[number], self.upstream, MESSAGES, body, **headers)
@@ -45,7 +46,7 @@ async def pair(url: str) -> AsyncIterator[Pair]:
                 SmallWorld([there], cache_rules=RULES, learned=stores[0]) as one,
                 SmallWorld([there], cache_rules=RULES, learned=stores[1]) as other,
             ):
-                yield Pair([one, other], upstream)
+                yield Pair([one, other], upstream, stores)
     finally:
         for store in stores:
             await store.close()
@@ -102,7 +103,8 @@ async def test_what_stands_in_a_line_s_place_is_the_same_at_all_replicas(
             words = {"x_cache_level": "relocate", "x_session_id": session}
             arrived = json.loads(await two.send(number, clocked(time), **words))
             assert time in json.dumps(arrived)
-            line = json.dumps(arrived["system"]).split("\\n")[1]
+            first = arrived["system"] if isinstance(arrived["system"], str) else arrived["system"][0]["text"]
+            line = first.split("\n")[1]
             return line if "It is" in line else None
 
         assert await stands(0, "10:00") == "It is 10:00."
@@ -112,12 +114,54 @@ async def test_what_stands_in_a_line_s_place_is_the_same_at_all_replicas(
         # a longer wording takes the place, and late in a run, too
         for n in range(3, 6):
             assert await stands(1, f"10:0{n}") == f"It is {'10:00' if up else '10:01'}."
-        assert await stands(1, "2026-11-30 10:06") == "It is 2026-11-30 10:06."
+        # and goes where a run has it that begins now
+        assert await stands(1, "2026-11-30 10:06") is None
         if up:
-            assert await stands(0, "2026-11-30 10:07:30") == "It is 2026-11-30 10:07:30."
-            # a run that begins now has nothing there, wherever
+            assert await stands(0, "2026-11-30 10:07:30") is None
             for number in (0, 1, 0):
                 assert await stands(number, "10:08", "another") is None
+            assert await stands(1, "10:00", "a third") == "It is 10:00."
+
+
+async def test_what_lines_say_is_said_at_the_same_places_by_all_replicas(own_redis: RedisServer) -> None:
+    """Whichever serves a step: the next one begins with the bytes of the one before."""
+    async with pair(own_redis.url) as two:
+        words = {"x_cache_level": "relocate", "x_session_id": "one"}
+        said = [{"role": "user", "content": "Fix it."}]
+        before: list[Any] = []
+        for step, (number, clock) in enumerate(
+            [
+                (0, "0"),
+                (0, "1"),
+                (0, "1"),
+                (0, "2"),
+                (1, "2"),
+                (1, "3"),
+                (0, "3"),
+                (0, "4"),
+                (1, "3"),
+                (0, "3"),
+            ]
+        ):
+            sent = json.loads(await two.send(number, clocked(f"10:0{clock}", *said), **words))
+            now = [_plain(m) for m in ({"content": sent["system"]}, *sent["messages"])]
+            assert now[: len(before)] == before, step
+            before = now
+            said += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": f"step {step}"}]
+            for store in two.stores:
+                await store.idle()
+        assert [text[-6:] for text in before if "As of now" in text] == [
+            "10:01.",
+            "10:02.",
+            "10:03.",
+            "10:04.",
+            "10:03.",
+        ]
+
+
+def _plain(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "|".join(block["text"] for block in content)
 
 
 async def test_an_artifact_is_read_from_any_replica(own_redis: RedisServer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.catalog import Operation
@@ -30,6 +30,8 @@ class Step:
     operation: Operation
     body: bytes
     pause_s: int  # since the step before
+    run: int = 0  # of several
+    lines: tuple[str, ...] = ()  # the volatile ones, as they are now
 
 
 def conversation(seed: int) -> tuple[str, list[Step]]:
@@ -42,6 +44,49 @@ def conversation(seed: int) -> tuple[str, list[Step]]:
     tools = draw.choice((0, 0, 2, 5))
     kind = f"{operation} {marks} {'+'.join(volatile)} {rules} {tools} tools"
     return kind, list(_steps(draw, operation, marks, volatile, rules, tools))
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """What all runs of a client have in common. `wording`: what its lines say now, if that is so for all of them."""
+
+    wording: dict[str, str]
+    changes: float
+    place: int
+    blocks: bool
+    reminder: bool
+    asks: str = ""
+
+
+def several(seed: int) -> tuple[str, list[Step]]:
+    """Runs of one client, one after the other or side by side, whose lines are about the same things or their own."""
+    draw = random.Random(seed)
+    operation = draw.choice((Operation.MESSAGES, Operation.CHAT, Operation.RESPONSES))
+    marks = draw.choice(_STYLES[operation])
+    volatile = draw.sample(sorted(_VALUES), draw.choice((1, 1, 2)))
+    rules = draw.choice((150, 700, 1_100, 4_300))
+    tools = draw.choice((0, 0, 2))
+    shared = {line: draw.choice(_VALUES[line]) for line in volatile}
+    place, blocks = draw.randrange(3), draw.random() < 0.3
+    reminder = operation is not Operation.MESSAGES and draw.random() < 0.2
+    together, side_by_side = draw.random() < 0.5, draw.random() < 0.5
+    kind = f"{operation} {marks} {'+'.join(volatile)} {rules} {tools} tools together {together} beside {side_by_side}"
+    runs = []
+    for n in range(draw.randrange(2, 6)):
+        wording = shared if together else {line: draw.choice(_VALUES[line]) for line in volatile}
+        asks = f"This is task {n}. "
+        client = _Client(wording, draw.choice((0.0, 0.2, 0.5, 1.0)), place, blocks, reminder, asks)
+        runs.append((n, _steps(draw, operation, marks, volatile, rules, tools, client)))
+    steps = []
+    while runs:
+        at = draw.randrange(len(runs)) if side_by_side else 0
+        n, run = runs[at]
+        step = next(run, None)
+        if step is None:
+            del runs[at]
+        else:
+            steps.append(replace(step, run=n))
+    return kind, steps
 
 
 _STYLES = {
@@ -62,15 +107,27 @@ _STYLES = {
 
 
 def _steps(
-    draw: random.Random, operation: Operation, marks: str, volatile: list[str], rules: int, tools: int
+    draw: random.Random,
+    operation: Operation,
+    marks: str,
+    volatile: list[str],
+    rules: int,
+    tools: int,
+    client: _Client | None = None,
 ) -> Iterator[Step]:
-    wording = {line: draw.choice(_VALUES[line]) for line in volatile}
-    changes = draw.choice((0.2, 0.5, 1.0))
-    place = draw.randrange(3)
-    blocks = draw.random() < 0.3
-    reminder = operation is not Operation.MESSAGES and draw.random() < 0.2
+    client = client or _Client(
+        {line: draw.choice(_VALUES[line]) for line in volatile},
+        draw.choice((0.2, 0.5, 1.0)),
+        draw.randrange(3),
+        draw.random() < 0.3,
+        operation is not Operation.MESSAGES and draw.random() < 0.2,
+    )
+    wording, changes, place = client.wording, client.changes, client.place
+    blocks, reminder = client.blocks, client.reminder
     listed = [_tool(operation, n) for n in range(tools)]
-    turns: list[list[dict[str, Any]]] = [[_user(operation, "Begin. " * draw.choice((1, 40, 900)), draw)]]
+    turns: list[list[dict[str, Any]]] = [
+        [_user(operation, client.asks + "Begin. " * draw.choice((1, 40, 900)), draw)]
+    ]
     for step in range(draw.randrange(2, 9)):
         if step:
             for line in volatile:
@@ -95,6 +152,7 @@ def _steps(
             operation,
             compact(_marked(body, operation, marks, texts, said)),
             draw.choice((5, 20, 20, 20, 400)),
+            lines=tuple(line.format(wording[line]) for line in volatile),
         )
 
 

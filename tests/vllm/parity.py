@@ -39,14 +39,26 @@ class Step:
         return self.through < self.direct
 
 
-def conversation(kind: str, nonce: str, model: str, salt: str = "") -> list[bytes]:
+#: What the clock says at each step of a run that has one.
+CLOCKS = {
+    "clock": "012345",
+    # a line that stands still, also in another wording than its first, and goes back to an older one
+    "slow clock": "001112",
+    "clock back": "011010",
+}
+#: Another run of the same client and prompt afterwards: its first step has that of the run before to read.
+LATER = ("clock", "slow clock", "clock back")
+
+
+def conversation(kind: str, nonce: str, model: str, salt: str = "", run: int = 0) -> list[bytes]:
     """The requests of a run. `nonce` makes the prompt new to the server; it is the same in both runs that are compared."""
     said: list[dict[str, Any]] = []
     bodies = []
     order = random.Random(kind)
     for n in range(STEPS):
-        said.append({"role": "user", "content": f"Turn {n}: " + "look at the next file. " * 12})
-        clock = f"It is 9:1{n}.\n" if kind == "clock" else ""
+        said.append({"role": "user", "content": f"Turn {n} of {run}: " + "look at the next file. " * 12})
+        # a later run begins with a time that no other has told
+        clock = f"It is {9 + run}:1{CLOCKS[kind][n]}.\n" if kind in CLOCKS else ""
         system = f"Session {nonce}.\n{clock}" + "\n".join(f"Rule {i}: be brief." for i in range(260))
         tools = order.sample(TOOLS, len(TOOLS)) if kind == "shuffled tools" else TOOLS
         messages = [{"role": "system", "content": system}, *said]
@@ -77,18 +89,20 @@ async def parity(base_url: str, model: str, rules: str, wire: Wire = Wire.OPENAI
         SmallWorld([deployment(at, "m", model)], cache_rules=RULES) as gw,
         aiohttp.ClientSession() as straight,
     ):
-        for kind in ("plain", "stable tools", "shuffled tools", "clock"):
+        for kind in ("plain", "stable tools", "shuffled tools", *CLOCKS):
             for level in (Level.SAFE, Level.RELOCATE):
                 nonce = str(nonces.randrange(10**17, 10**18))
-                direct = [await _asked(straight, base_url, b) for b in conversation(kind, nonce, model, salt)]
                 headers = {"x-cache-level": level.value}
-                through = [
-                    await _asked(gw.http, gw.url + "/v1", b, headers) for b in conversation(kind, nonce, "m")
-                ]
-                if kind == "plain" and through[0][1]:
-                    raise NotApart(f"{through[0][1]} tokens of a new conversation were in the cache")
-                for n, ((prompt, read), (_, kept)) in enumerate(zip(direct, through, strict=True)):
-                    found.append(Step(kind, n, level.value, prompt, read, kept))
+                for run in range(1 + (kind in LATER and level is Level.RELOCATE)):
+                    asked = conversation(kind, nonce, model, salt, run)
+                    direct = [await _asked(straight, base_url, b) for b in asked]
+                    asked = conversation(kind, nonce, "m", run=run)
+                    through = [await _asked(gw.http, gw.url + "/v1", b, headers) for b in asked]
+                    if kind == "plain" and through[0][1]:
+                        raise NotApart(f"{through[0][1]} tokens of a new conversation were in the cache")
+                    name = f"{kind}, a later run" if run else kind
+                    for n, ((prompt, read), (_, kept)) in enumerate(zip(direct, through, strict=True)):
+                        found.append(Step(name, n, level.value, prompt, read, kept))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.core.catalog import Wire
 from gateway.demo.provider import DemoProvider
-from tests.vllm.parity import STEPS, Step, parity
+from tests.vllm.parity import CLOCKS, LATER, STEPS, Step, parity
 
 
 async def test_no_step_reads_less_and_shuffled_tools_read_more() -> None:
@@ -13,16 +13,23 @@ async def test_no_step_reads_less_and_shuffled_tools_read_more() -> None:
     assert [s for s in steps if s.lost] == []
     read = {
         (kind, level): (sum(s.direct for s in mine), sum(s.through for s in mine))
-        for kind in ("plain", "stable tools", "shuffled tools", "clock")
+        for kind in (
+            "plain",
+            "stable tools",
+            "shuffled tools",
+            *CLOCKS,
+            *(f"{k}, a later run" for k in LATER),
+        )
         for level in ("safe", "relocate")
         if (mine := [s for s in steps if (s.conversation, s.level) == (kind, level)])
     }
-    assert len(steps) == 8 * STEPS
+    assert len(steps) == (2 * (3 + len(CLOCKS)) + len(LATER)) * STEPS
     direct, through = read["stable tools", "safe"]
     assert direct == through > 0
     assert read["shuffled tools", "safe"][0] < read["shuffled tools", "safe"][1]
     assert read["clock", "safe"] == (0, 0)
     assert read["clock", "relocate"][1] > read["clock", "relocate"][0] == 0
+    assert all(read[f"{kind}, a later run", "relocate"][1] > 0 for kind in LATER)
 
 
 def test_less_is_a_loss() -> None:
