@@ -22,6 +22,7 @@ from gateway.admin.in_force import (
     VirtualModelOut,
     document_of,
     show,
+    source_at,
     source_of_document,
     tag_of,
 )
@@ -429,8 +430,7 @@ async def list_documents(call: Call) -> Reply:
     shadowed = call.deps.configured().shadowed
     rows = []
     for document in (await call.registry.documents()).documents:
-        place = shadowed.get(document.key)
-        source = None if place is None else SourceOut(file=place[0], line=place[1] or None)
+        source = source_at(shadowed.get(document.key))
         rows.append(shown(DocumentOut(**_document(document), shadowed_by=source)))
     reply = await listed(call, rows)
     assert isinstance(reply.body, Mapping)

@@ -262,7 +262,11 @@ def document_of(configured: Configured, key: Key) -> Document | None:
 
 
 def source_of(configured: Configured, name: str) -> SourceOut | None:
-    place = configured.places.get(name)
+    return source_at(configured.places.get(name))
+
+
+def source_at(place: tuple[str, int] | None) -> SourceOut | None:
+    """Of a file and a line in it, 0 if none is known."""
     return None if place is None else SourceOut(file=place[0], line=place[1] or None)
 
 

@@ -106,18 +106,12 @@ class PricesIn(In):
     prices: Annotated[list[PriceIn], Field(min_length=1, max_length=ROWS_AT_ONCE)]
 
 
-class PricePatch(Patch):
+class PricePatch(Patch, _RowIn):
     """Of a row that has begun only `valid_to` can change; null: until the next row."""
 
     valid_from: Instant | None = None
     valid_to: Instant | None = None
     rates: RatesIn = RatesIn(input_usd_per_mtok="0", output_usd_per_mtok="0")
-    size_tiers: SizeTiers = Field(default_factory=list)
-    service_tiers: Annotated[dict[Word, SpecialIn], Field(max_length=10)] = Field(default_factory=dict)
-    batch: SpecialIn | None = None
-    hours: Annotated[list[HoursIn], Field(max_length=24)] = Field(default_factory=list)
-    per_request_usd: Usd = "0"
-    source: Reason = ""
 
 
 class PriceOut(Out):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, get_type_hints
+
+from pydantic import create_model
+
 from gateway.admin.call import Call, Reply
 from gateway.admin.ports import ReplicaState
 from gateway.admin.problems import not_found
@@ -10,50 +14,20 @@ from gateway.admin.schemas import In, Name
 from gateway.admin.shown import Out, shown
 from gateway.core.offices import Right
 
-
-class ReplicaOut(Out):
-    """`replica` is host and port, `name` what clients read in `x-replica`. `health`: ready, returning (gets little at
-    first), full, cooling (has failed or refused lately), unreachable, drained, gone, new (not asked yet) or unfit (`why` says
-    what it serves instead). `waiting`, `running`, `kv_usage` and `kv_tokens` are what it says itself, `seen_age_s` ago; null
-    if it does not. `active` and `backlog_tokens` (uncached prompt tokens whose answer has not begun) are calls of this
-    gateway (all its workers), `peer_*` of others that share a Redis with it. Sums of tokens are since it joined: of `prompt_tokens`, how many this gateway expected in
-    its cache and how many it read from there; `predictions_close` of `predictions` were less than one block apart.
-    """
-
-    deployment: str
-    replica: str
-    name: str
-    address: str
-    health: str
-    in_use: bool
-    why: str
-    drained: bool
-    version: str
-    engine: str
-    waiting: int | None
-    running: int | None
-    kv_usage: float | None
-    kv_tokens: int | None
-    seen_age_s: float | None
-    active: int
-    backlog_tokens: int
-    peer_active: int
-    peer_backlog_tokens: int
-    sessions: int
-    prompt_tokens: int
-    predicted_cached_tokens: int
-    reported_cached_tokens: int
-    predictions: int
-    predictions_close: int
-    picks: dict[str, int]
-    index_blocks: int
-    index_capacity_blocks: int
-    index_bytes: int
-    failures: int
-    aborts: int
-    refusals: int
-    restarts: int
-    lies: int
+_FIELDS: Any = {name: (hint, ...) for name, hint in get_type_hints(ReplicaState).items()}
+ReplicaOut = create_model(
+    "ReplicaOut",
+    __base__=Out,
+    __doc__="""`replica` is host and port, `name` what clients read in `x-replica`. `health`: ready, returning (gets little at
+    first), full, cooling (has failed or refused lately), unreachable, drained, gone, new (not asked yet) or unfit
+    (`why` says what it serves instead). `waiting`, `running`, `kv_usage` and `kv_tokens` are what it says itself,
+    `seen_age_s` ago; null if it does not. `active` and `backlog_tokens` (uncached prompt tokens whose answer has
+    not begun) are calls of this gateway (all its workers), `peer_*` of others that share a Redis with it. Sums of
+    tokens are since it joined: of `prompt_tokens`, how many this gateway expected in its cache and how many it read
+    from there; `predictions_close` of `predictions` were less than one block apart.
+    """,
+    **_FIELDS,
+)
 
 
 class ReplicaIn(In):
@@ -63,7 +37,7 @@ class ReplicaIn(In):
     replica: Name
 
 
-def _out(row: ReplicaState) -> ReplicaOut:
+def _out(row: ReplicaState) -> Out:
     return ReplicaOut.model_validate(row._asdict())
 
 
