@@ -8,6 +8,7 @@ turns: what was seen before counts once, whatever is shown again, and what is hi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from gateway.core.tail import Turn
 
 #: Threads of one task that are told apart: the last ones to go on.
 THREADS_KEPT = 4
+_MARK, _FAILED = attrgetter("turn.mark"), attrgetter("turn.failed")
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +40,7 @@ def extend(threads: Threads, turns: Sequence[Turn], now_ms: int) -> Threads:
     marks = [turn.mark for turn in turns]
     for i, ring in enumerate(threads):
         # Most rings end in another turn than any that is shown.
-        if ring[-1].turn.mark in marks and (same := _overlap([seen.turn.mark for seen in ring], marks)):
+        if ring[-1].turn.mark in marks and (same := _overlap([*map(_MARK, ring[-len(marks) :])], marks)):
             grown = (*ring, *_dated(turns[same:], ring[-1].at_ms, now_ms))
             return (grown[-TURNS_KEPT:], *threads[:i], *threads[i + 1 :])
     shown = set(marks)
@@ -108,7 +110,9 @@ def cycle(ring: Ring, period: int, pending: bytes, polling: Polling) -> Cycle | 
     are a person's: whoever is spoken to has something new to do.
     """
     n = len(ring)
-    if n <= period or (pending and pending != ring[n - period].turn.prompted):
+    if n <= period or ring[-1].turn.sign != ring[-1 - period].turn.sign:
+        return None  # as of almost every request
+    if pending and pending != ring[n - period].turn.prompted:
         return None
     if any(_waits(seen, polling) or seen.forgiven for seen in ring[-period:]):
         return None
@@ -144,7 +148,7 @@ _NO_FAILURES = Failures(0, 0, 0, None)
 
 
 def failures(ring: Ring, window: int) -> Failures:
-    if True not in [seen.turn.failed for seen in ring]:
+    if True not in map(_FAILED, ring):
         return _NO_FAILURES  # as of almost every request
     in_row = failed = of = 0
     since: Seen | None = None
