@@ -342,11 +342,11 @@ class Edge:
         if "content-encoding" in headers and headers["content-encoding"].lower() not in ("", "identity"):
             raise UnsupportedMedia()
         if content.is_eof():  # small ones are here already
-            body = content.read_nowait()
-            if len(body) > most:
+            if content.total_bytes > most:
                 raise _too_large(most)
-            return body
-        if request.content_length is not None and request.content_length > most:
+            return content.read_nowait() if keep else b""
+        length = request.content_length
+        if length is not None and length > most:
             raise _too_large(most)
         if headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -355,6 +355,9 @@ class Edge:
         steps.pause()  # the client's upload is not our time
         try:
             async with asyncio.timeout(self._options.body_timeout_s):
+                if not keep and length is not None and length <= content.get_read_buffer_limits()[1]:
+                    await content.wait_eof()  # what fits into its buffer need not be taken out to be dropped
+                    return b""
                 async for part in content.iter_any():
                     size += len(part)
                     if size > most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from dataclasses import replace
@@ -14,8 +15,10 @@ from gateway.core.entry import OnExceed, Refused, Unit
 from gateway.core.least import least_nano_usd
 from gateway.core.prices import HourWindow, PriceRow, Rates, Ratio, SizedRates
 from gateway.core.task import State
+from gateway.edge.server import EdgeOptions
 from tests.pipeline.test_repeats import AskedLedger
 from tests.support.recorder import Recorder
+from tests.support.small_world import KEY as KEY_TEXT
 from tests.support.small_world import KEY_ID, RATES, SmallWorld, deployment, provider
 
 KEY = f"key:{KEY_ID}"
@@ -40,11 +43,11 @@ async def post(
         return answer.status, said, await answer.read()
 
 
-def world(upstream: Recorder, ledger: AskedLedger) -> SmallWorld:
+def world(upstream: Recorder, ledger: AskedLedger, options: EdgeOptions | None = None) -> SmallWorld:
     """`m` at a server of OpenAI's API, `c` at one of Anthropic's."""
     one = deployment(provider(upstream.base_url))
     other = deployment(provider(upstream.base_url, Wire.ANTHROPIC, "an"), "c")
-    return SmallWorld([one, other], ledger=ledger)
+    return SmallWorld([one, other], ledger=ledger, options=options or EdgeOptions())
 
 
 async def test_bodies_that_differ_are_told_the_same_in_their_dialect_unread() -> None:
@@ -61,7 +64,7 @@ async def test_bodies_that_differ_are_told_the_same_in_their_dialect_unread() ->
         openai = (
             f'{{"error":{{"message":"{why}","type":"invalid_request_error","param":null,"code":"budget_exceeded"}}}}'
         ).encode()
-        for words in ("one", "two " * 200_000):
+        for words in ("one", "two " * 100_000, "two " * 200_000):
             assert await post(gw, messages=[{"role": "user", "content": words}], stream=True) == (
                 402,
                 said,
@@ -77,6 +80,28 @@ async def test_bodies_that_differ_are_told_the_same_in_their_dialect_unread() ->
         )
         assert (ledger.asked, upstream.received) == (1, [])
         assert {d.error for d in gw.done[counted:]} == {"budget_exceeded"}
+
+
+async def test_a_body_that_is_only_waited_for_may_stop_or_break_off() -> None:
+    ledger = AskedLedger()
+    ledger.refuse = SPENT
+    options = EdgeOptions(body_timeout_s=0.2)
+    async with Recorder() as upstream, world(upstream, ledger, options) as gw:
+        await post(gw)
+        host, port = gw.url.removeprefix("http://").split(":")
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+        begun = f"{head}Authorization: Bearer {KEY_TEXT}\r\n\r\n{{".encode()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(begun)
+        assert (await reader.read(4096)).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+        await writer.wait_closed()
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(begun)
+        await writer.drain()
+        writer.transport.abort()
+        assert await gw.settled() == []
+        assert gw.faults == []
 
 
 async def test_a_raise_a_new_window_and_a_second_end_it() -> None:
