@@ -213,6 +213,7 @@ class Catalog:
     #: where a request of a tier may go when nothing in it answers; only what is written here
     fallbacks: Mapping[Tier, tuple[Tier, ...]] = field(default_factory=dict)
     order: Order = Order.WEIGHT
+    by_name: Mapping[str, Deployment] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -240,6 +241,7 @@ class Catalog:
             default_tier,
             fallbacks,
             order,
+            {d.name: d for d in deployments},
         )
 
     @property

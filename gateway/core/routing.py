@@ -12,13 +12,14 @@ from types import MappingProxyType
 from gateway.core.catalog import Catalog, Deployment, Operation, Tier
 from gateway.core.errors import InvalidRequest, ModelNotFound
 from gateway.core.health import HealthState, fit
+from gateway.core.pools import DRAWS, Pools
 from gateway.core.rules import Caps, Decision
 
 AUTO = "auto"
 
 #: A longer name is no typing error of a model's name; comparing it would only cost time.
 _MAX_NAME = 128
-_DRAWS = 4
+_TIERS = frozenset(Tier)
 _NO_WEIGHT = 1e-9  # what is left of a sum by rounding
 
 
@@ -61,17 +62,23 @@ def route(
     warm: Mapping[str, int] = MappingProxyType({}),
     rank: Mapping[str, float] = MappingProxyType({}),
     needs: Needs = Needs(),  # noqa: B008 - frozen
+    pools: Pools | None = None,
 ) -> Route:
     """Choose the candidates for `model`: "auto", a tier's name, or a model's public name or alias.
 
     `health` is keyed by `health.subjects`; `may_use(*names)` is `Caller.may_use`; `warm` is the
     number of the request's tokens that each deployment holds in its cache; `pick` in [0, 1) makes the weighted choice; `now_s` is monotonic.
     `rank` orders deployments of the same priority, low first; those without one come before all others.
-    A model's own name wins over a tier of the same name.
+    A model's own name wins over a tier of the same name. `pools`: those of the catalog, for a key that may use whatever
+    there is, and with the same `rank`; they come to the same in less time.
 
     Raises `ModelNotFound` (also for what the key may not use: its existence is not told), and `InvalidRequest`
     if the model exists but does not serve `operation`.
     """
+    if pools is not None:
+        plain = _plain(model, operation, decision, health, pools, needs.input_tokens, pick, now_s, warm)
+        if plain is not None:
+            return plain
     if model in catalog.by_model:
         tier, rule, why = None, "", f"the client asked for {model}"
         named = [d for d in catalog.by_model[model] if may_use(d.model, *d.aliases)]
@@ -84,6 +91,37 @@ def route(
     if not serving:
         raise _not_served(model, operation, named)
     return Route(tier, rule, why, _ordered(_roomy(serving, needs), health, warm, rank, pick, now_s))
+
+
+def _plain(
+    model: str,
+    operation: Operation,
+    decision: Decision | None,
+    health: Mapping[str, HealthState],
+    pools: Pools,
+    input_tokens: int,
+    pick: float,
+    now_s: float,
+    warm: Mapping[str, int],
+) -> Route | None:
+    """Out of a pool in which nothing is to be looked at one by one; None if there is none."""
+    catalog, tier, rule = pools.catalog, None, ""
+    if model in catalog.by_model:
+        why = f"the client asked for {model}"
+        pool = pools.of_model(model, operation)
+    else:
+        if model == AUTO:
+            tier, why = catalog.default_tier, "the default tier"
+            if decision is not None:
+                tier, rule, why = decision.tier, decision.rule, decision.why
+        elif model in _TIERS:
+            tier, why = Tier(model), f"the client asked for tier {model}"
+        else:
+            return None
+        pool = pools.of_tier(tier, operation)
+    if pool is None or not pool.takes(input_tokens, health, now_s):
+        return None
+    return Route(tier, rule, why, pool.ordered(pick, warm))
 
 
 def larger(than: Deployment, among: Sequence[Deployment]) -> list[Deployment]:
@@ -188,7 +226,7 @@ def _weighted_shuffle(weighed: list[tuple[float, Deployment]], pick: float) -> t
         return [weighed[0][1]], pick
     order: list[Deployment] = []
     total = sum(weight for weight, _ in weighed)
-    while weighed and total > _NO_WEIGHT and len(order) < _DRAWS:
+    while weighed and total > _NO_WEIGHT and len(order) < DRAWS:
         at = pick * total
         last = len(weighed) - 1
         for i, (weight, _) in enumerate(weighed):

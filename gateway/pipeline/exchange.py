@@ -17,6 +17,7 @@ from gateway.core.identity import Caller, RateLimit, TaskRef
 from gateway.core.kept_answers import KeptAnswers, Wish
 from gateway.core.known_prompts import KnownPrompts, Prompt
 from gateway.core.outputs import Outputs
+from gateway.core.pools import CurrentPools
 from gateway.core.prices import PriceBook
 from gateway.core.replicas.group import Group, Groups
 from gateway.core.retries import RetryBudget
@@ -182,6 +183,7 @@ class World:
     places: Places = field(default_factory=Places)
     #: seconds until a deployment's answers began, averaged; the newest weighs most
     latency: dict[str, float] = field(default_factory=dict)
+    pools: CurrentPools = field(default_factory=CurrentPools)
     answers: KeptAnswers = field(default_factory=KeptAnswers)
     opinions: Opinions = field(default_factory=Opinions)
     #: what of `health` has just changed; never blocks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -130,6 +129,8 @@ def _candidates(
         def may_use(*names: str) -> bool:
             return caller.may_use(asked, *names)
 
+    pools = world.pools.get(catalog, world.prices(), x.received_ms)
+    by_latency = catalog.order is Order.LATENCY
     return routing.route(
         model=model,
         operation=x.operation,
@@ -139,21 +140,11 @@ def _candidates(
         may_use=may_use,
         needs=Needs(bounds.estimate_input_tokens(x.facts.size)),
         warm=warm,
-        rank=_rank(world, catalog, x.received_ms) if catalog.order is not Order.WEIGHT else {},
+        rank=world.latency if by_latency else pools.rank,
         pick=world.random(),
         now_s=world.clock.monotonic(),
+        pools=None if by_latency or caller.key.models or caller.key.team_models else pools,
     )
-
-
-def _rank(world: World, catalog: Catalog, now_ms: int) -> Mapping[str, float]:
-    """By price, of three tokens read for each that is written; or by how soon answers began lately."""
-    if catalog.order is Order.LATENCY:
-        return world.latency
-    rank = {}
-    for d in catalog.deployments:
-        row = world.prices().find(d.price, now_ms)
-        rank[d.name] = math.inf if row is None else 3.0 * row.rates.input + row.rates.output
-    return rank
 
 
 def _warm(world: World, x: Exchange, thread: Thread | None) -> Mapping[str, int]:
@@ -168,15 +159,14 @@ def _home(
     world: World, x: Exchange, catalog: Catalog, thread: Thread, rules: RuleSet, wanted: Route
 ) -> Deployment | None:
     """Where the thread is now, if that is elsewhere and still open to it; at its beginning, where the default is."""
-    names = [d.name for d in wanted.candidates]
-    if thread.home in names:
+    if thread.home and wanted.named(thread.home) is not None:
         return None
-    found = None if not thread.home else next((d for d in catalog.deployments if d.name == thread.home), None)
+    found = catalog.by_name.get(thread.home) if thread.home else None
     if found is None and not thread.home:
         if not rules.default_model and rules.default_tier is wanted.tier:
             return None
         found = _target(world, x, catalog, _default(rules), thread).candidates[0]
-        if found.name in names:
+        if wanted.named(found.name) is not None:
             return None
     if found is None or not found.serves(x.operation):
         return None

@@ -175,9 +175,11 @@ def _warmth(world: World, x: Exchange) -> CacheFacts:
         return CacheFacts()
     now_s = world.clock.monotonic()
     found: dict[str, Warmth] = {}
-    for d in world.catalog().deployments:
-        if d.name in x.thread.held:
-            warm = x.thread.warm(d.name, x.chain)
+    there = world.catalog().by_name
+    for name in x.thread.held:
+        d = there.get(name)
+        if d is not None:
+            warm = x.thread.warm(name, x.chain)
             if warm.at(now_s) > found.get(d.tier.value, Warmth()).warm_tokens:
                 found[d.tier.value] = Warmth(warm.tokens, warm.until_s - now_s)
     return CacheFacts(**found)
@@ -241,7 +243,7 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
 
 def _named(world: World, x: Exchange, name: str) -> Deployment | None:
     # A fallback has left the candidates.
-    return x.route.named(name) or next((d for d in world.catalog().deployments if d.name == name), None)
+    return x.route.named(name) or world.catalog().by_name.get(name)
 
 
 def _held(world: World, x: Exchange, deployment: Deployment, usage: Usage, input_tokens: int) -> Held | None:
