@@ -1,5 +1,6 @@
 """What brings Postgres and Redis with it for trying out: docker-compose.yml, and k8s/overlays/small. Neither was ever started
-here; each reference in them is followed, and what the gateway is given is read by its own reader.
+by an engine here (docs/operations.md says what was tried without one); each reference in them is followed, and what the
+gateway is given is read by its own reader.
 """
 
 from __future__ import annotations
