@@ -121,6 +121,26 @@ def signatures(client: str) -> tuple[str, ...]:
     return (*found, *([more[client]] if client in more else []))
 
 
+#: mini-swe-agent's only tool, which is near the end of what LiteLLM sends (2.4.6 on LiteLLM 1.110.2, 2026-12-01).
+_MINI_TOOL = re.compile(rb'"description": ?"Execute a bash command"')
+_TAIL_BYTES = 4_096
+
+
+def on_litellm(headers: Mapping[str, str]) -> bool:
+    """Whether LiteLLM may be the one who sends this, by itself or through OpenAI's SDK."""
+    client = label(headers)
+    return client == "litellm" or (client == "openai-python" and "x-stainless-raw-response" in headers)
+
+
+def ends_only_at_not_found(headers: Mapping[str, str], body: bytes) -> bool:
+    """Whether this is mini-swe-agent, which repeats up to ten times what is refused otherwise.
+
+    Its loop gives up at LiteLLM's errors for 401, 404, a prompt that is too long, and (messages only) 403; of these the
+    404 alone is shown without advice that would mislead. It does not say who it is, so it is known by its tool.
+    """
+    return on_litellm(headers) and _MINI_TOOL.search(body, max(0, len(body) - _TAIL_BYTES)) is not None
+
+
 #: In this order. The trace id inside a traceparent is an alias like the others, never an identity.
 _ALIASES = (
     "x-litellm-trace-id",

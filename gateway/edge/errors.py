@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.core.errors import BudgetExceeded, GatewayError, TaskStopped, UpstreamOverloaded, UpstreamRefused
+from gateway.core.errors import (
+    BudgetExceeded,
+    GatewayError,
+    TaskStopped,
+    UnboundableRequest,
+    UpstreamOverloaded,
+    UpstreamRefused,
+)
 from gateway.core.refusal import refusal_headers
 
 #: Longest Retry-After that is ever sent: above it SDKs and agents wait for minutes or give up.
@@ -34,6 +41,9 @@ _ANTHROPIC_TYPES = {
 }
 _OPENAI_TYPES = {429: "rate_limit_error", 403: "permission_error"}
 
+#: Refusals that no agent may repeat, for they stay so until a person does something.
+OVER_BUDGET = (BudgetExceeded, TaskStopped, UnboundableRequest)
+
 Headers = list[tuple[str, str]]
 
 
@@ -48,8 +58,13 @@ def status_of(error: GatewayError, dialect: str) -> int:
     return error.status
 
 
-def render(error: GatewayError, dialect: str, request_id: str) -> tuple[int, Headers, bytes]:
-    """(status, headers, JSON body) of an error for a caller of that dialect."""
+def render(
+    error: GatewayError, dialect: str, request_id: str, *, as_not_found: bool = False
+) -> tuple[int, Headers, bytes]:
+    """(status, headers, JSON body) of an error for a caller of that dialect.
+
+    `as_not_found`: a refusal of `OVER_BUDGET` has the status 404, for a client that ends at no other; its body stays.
+    """
     status = status_of(error, dialect)
     headers: Headers = []
     if status in (429, 503, 529):
@@ -78,4 +93,6 @@ def render(error: GatewayError, dialect: str, request_id: str) -> tuple[int, Hea
         default = "invalid_request_error" if status < 500 else "server_error"
         kind = kind or _OPENAI_TYPES.get(status, default)
         body = {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
+    if as_not_found and isinstance(error, OVER_BUDGET):
+        status = 404
     return status, headers, msgspec.json.encode(body)

@@ -18,6 +18,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway import __version__
+from gateway.core import clients
 from gateway.core.catalog import Operation
 from gateway.core.errors import (
     BodyTimeout,
@@ -100,6 +101,7 @@ class Done(msgspec.Struct):
     bytes_out: int = 0
     first_token_s: float | None = None
     client_gone: bool = False
+    ends_only_at_404: bool = False  # refused, its client would ask again
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,9 @@ class Edge:
             refusal = await self._gateway.refusal(target.operation, caller, headers, target.task)  # type: ignore[arg-type]
         if refusal is not None:
             # A client that is still sending would take an early answer for a broken connection, and ask again.
-            await self._body(request, self._options.body_bytes_max, steps, keep=False)
+            looked_at = clients.on_litellm(headers)
+            body = await self._body(request, self._options.body_bytes_max, steps, keep=looked_at)
+            done.ends_only_at_404 = looked_at and clients.ends_only_at_not_found(headers, body)
             done.bytes_in = request.content_length or 0
             raise refusal
         body = await self._body(request, self._options.body_bytes_max, steps)
@@ -275,7 +279,11 @@ class Edge:
             request.rel_url.raw_query_string,
             target.task,
         )
-        answer = await self._gateway.serve(incoming, steps)
+        try:
+            answer = await self._gateway.serve(incoming, steps)
+        except errors.OVER_BUDGET:
+            done.ends_only_at_404 = clients.ends_only_at_not_found(headers, body)
+            raise
         done.status, done.task_id, done.client = answer.status, answer.task_id, answer.client
         done.deployment, done.first_token_s = answer.deployment, answer.first_token_s
         done.error = answer.error
@@ -375,7 +383,9 @@ class Edge:
     def _refuse(
         self, request: web.BaseRequest, error: GatewayError, target: Target, done: Done
     ) -> web.StreamResponse:
-        status, pairs, body = errors.render(error, target.dialect, done.request_id)
+        status, pairs, body = errors.render(
+            error, target.dialect, done.request_id, as_not_found=done.ends_only_at_404
+        )
         pairs += (("Content-Type", "application/json"), *_ids(done.request_id))
         if isinstance(error, MethodNotAllowed):
             pairs.append(("Allow", ", ".join(target.methods)))

@@ -108,6 +108,66 @@ async def test_a_run_ends_with_one_refusal(
         assert refusals(answered) == 1
 
 
+#: As LiteLLM 1.110.2 sends it for mini-swe-agent 2.4.6, in the dialect of each of its model classes.
+BASH: dict[str, Any] = {"name": "bash", "description": "Execute a bash command"}
+COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+SDK = {"User-Agent": "OpenAI/Python 3.57.0", "X-Stainless-Raw-Response": "true"}
+LITELLM = {"User-Agent": "litellm/1.110.2"}
+FUNCTION = {"type": "function", "function": {**BASH, "parameters": COMMAND}}
+#: Long enough to arrive in pieces.
+LONG = {"role": "user", "content": "Fix the build. " * 20_000}
+MINI: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "/v1/chat/completions": (
+        SDK,
+        {"model": "demo-fast", "messages": [LONG], "tools": [FUNCTION]},
+    ),
+    "/v1/responses": (
+        LITELLM,
+        {
+            "model": "demo-fast",
+            "input": [LONG],
+            "tools": [{"type": "function", **BASH, "parameters": COMMAND}],
+        },
+    ),
+    "/v1/messages": (
+        LITELLM,
+        {
+            "model": "demo-large",
+            "max_tokens": 99,
+            "messages": [LONG],
+            "tools": [{**BASH, "input_schema": COMMAND}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("path", MINI)
+async def test_mini_swe_agent_is_told_by_the_status_at_which_its_loop_ends(
+    sqlite_url: str, path: str
+) -> None:
+    headers, body = MINI[path]
+    usual = 400 if path == "/v1/responses" else 402
+    async with running(sqlite_url) as gw:
+        [key] = await Accounts(gw.app.database, actor="test").list_keys()
+        await Accounts(gw.app.database, actor="test").set_budget(f"key:{key.key_id}", 0, unit=Unit.CALLS)
+        told = []
+        for _ in range(2):  # the second is refused before it is read
+            for asked, ua in (
+                (body, headers),
+                (body, {"User-Agent": "curl/8"}),
+                ({**body, "tools": []}, headers),
+            ):
+                async with gw.http.post(path, json=asked, headers=ua) as answer:
+                    told.append(
+                        (answer.status, answer.headers["x-should-retry"], (await answer.json())["error"])
+                    )
+    [*_, (_, _, error)] = told
+    assert [status for status, *_ in told] == [404, usual, usual] * 2
+    assert {(retry, said["code"]) for _, retry, said in told} == {("false", "budget_exceeded")}
+    assert {said["type"] for *_, said in told} == {error["type"]} != {"not_found_error"}
+    assert error["message"].startswith(f"the budget of the key {key.key_id} is used up: 0 calls spent")
+
+
 def refusals(metrics: str) -> int:
     """How many requests were refused for a budget, by the gateway's own count."""
     lines = [line for line in metrics.splitlines() if line.startswith("tollhouse_refusals_total{")]

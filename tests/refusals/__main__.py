@@ -28,8 +28,6 @@ from tests.support.running import Serving, Tollhouse
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT.parent / "shared" / "clients"
 EXTRA_MAX = 1
-#: The one client whose own loop repeats whatever it is told; docs/clients.md says how to stop it.
-EXCUSED = ("mini-swe-agent",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +51,9 @@ class Row:
             return "it was never refused"
         if self.reached_provider > self.served:
             return f"{self.reached_provider} calls reached the provider, and {self.served} fit"
-        if self.extra > EXTRA_MAX and not self.excused:
+        if self.extra > EXTRA_MAX:
             return f"{self.extra} extra requests"
         return ""
-
-    @property
-    def excused(self) -> bool:
-        return self.extra > EXTRA_MAX and self.client in EXCUSED
 
 
 class Gateway:
@@ -123,7 +117,7 @@ async def try_client(
     end_those_left_behind(key)
     await asyncio.sleep(0.5)  # the access log is written a moment later
     statuses = gateway.statuses(key_id)
-    refused = tuple(status for status in statuses if status in (400, 402))
+    refused = tuple(status for status in statuses if status in (400, 402, 404))
     return Row(
         client.name,
         version,
@@ -181,10 +175,8 @@ def _line(row: Row) -> str:
 def _summary(rows: Sequence[Row]) -> str:
     tried = [row for row in rows if not row.absent]
     wrong = sum(1 for row in tried if row.wrong)
-    excused = ", ".join(row.client for row in tried if row.excused)
-    known = f" (and {excused}, which repeats whatever it is told)" if excused else ""
     absent = len(rows) - len(tried)
-    return f"{len(tried)} clients, {absent} absent: {wrong} with more than {EXTRA_MAX} extra request{known}"
+    return f"{len(tried)} clients, {absent} absent: {wrong} with more than {EXTRA_MAX} extra request"
 
 
 def main() -> int:
