@@ -97,6 +97,7 @@ class Prior(msgspec.Struct, frozen=True):
     reach_tokens: int  # what the provider's cache held after it
     life_ms: int | None
     answered_at_ms: int
+    marked: bool = True  # its provider kept something of it, or keeps everything by itself
 
 
 class Pieces(msgspec.Struct, frozen=True):
@@ -399,7 +400,7 @@ def explain(
 
 def _unchanged(prior: Prior, usage: Usage, rules: Rules, gap_ms: int, blocks_since: int) -> Cause:
     """Why a prefix that did not change was not read."""
-    if rules.explicit and not usage.cache_read + usage.cache_write:
+    if rules.explicit and not (prior.marked and usage.cache_read + usage.cache_write):
         return Cause.NOT_MARKED
     if prior.life_ms is not None and gap_ms > prior.life_ms:
         return Cause.EXPIRED

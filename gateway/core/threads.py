@@ -114,6 +114,7 @@ class _Thread:
             self.reach,
             life_ms,
             self.prior_at_ms,
+            not self.rules.explicit or self.usage.cache_read + self.usage.cache_write > 0,
         )
 
 

@@ -189,6 +189,18 @@ def test_where_the_prompt_goes_on_unchanged_time_and_place_decide(
     assert (said.verdict, said.cause, said.segment, said.lost_tokens) == (Verdict.MISS, cause, "", 5_000)
 
 
+def test_where_the_request_before_was_not_marked_nothing_was_there_to_be_read() -> None:
+    """As the first one of a run often is not that could have been one call alone."""
+    play = Play()
+    play.sends(run(3), Usage(input_uncached=5_000))
+    said = play.sends(run(5), Usage(10, cache_write_5m=5_200))
+    assert said is not None
+    assert said.cause is Cause.NOT_MARKED
+    said = play.sends(run(7), Usage(10, cache_write_5m=5_400))
+    assert said is not None
+    assert said.cause is Cause.PROVIDER_SIDE
+
+
 def test_a_longer_life_that_was_paid_for_is_not_expired_after_five_minutes() -> None:
     play = Play()
     play.sends(run(3), Usage(10, cache_write_1h=5_000))
