@@ -81,6 +81,8 @@ async def _parity(base_url: str) -> Found:
         f"{s.conversation}, {s.level}, step {s.step}: {s.direct} direct, {s.through}" for s in steps if s.lost
     ]
     text = f"{len(steps)} steps; {direct} tokens read straight, {through} through the gateway"
+    lacked = {s.direct - s.through for s in steps if s.may_lack}
+    text += f"; {max(lacked)} fewer at most where a line first stood at the end of the system prompt"
     return Found("no step reads less from the cache through the gateway", text, wrong)
 
 

@@ -33,10 +33,11 @@ class Step:
     prompt: int
     direct: int
     through: int
+    may_lack: int = 0
 
     @property
     def lost(self) -> bool:
-        return self.through < self.direct
+        return self.through + self.may_lack < self.direct
 
 
 #: What the clock says at each step of a run that has one.
@@ -46,8 +47,11 @@ CLOCKS = {
     "slow clock": "001112",
     "clock back": "011010",
 }
-#: Another run of the same client and prompt afterwards: its first step has that of the run before to read.
-LATER = ("clock", "slow clock", "clock back")
+#: Runs of the same client and prompt after the first, with a clock: their first step has those of others to read.
+LATER_RUNS = 2
+#: The first run that has its line at the end of the system prompt has all that stood before the line to read; straight,
+#: also the words with which the line itself begins, rounded up to a block.
+FIRST_MOVED_LACKS = 32
 
 
 def conversation(kind: str, nonce: str, model: str, salt: str = "", run: int = 0) -> list[bytes]:
@@ -93,16 +97,18 @@ async def parity(base_url: str, model: str, rules: str, wire: Wire = Wire.OPENAI
             for level in (Level.SAFE, Level.RELOCATE):
                 nonce = str(nonces.randrange(10**17, 10**18))
                 headers = {"x-cache-level": level.value}
-                for run in range(1 + (kind in LATER and level is Level.RELOCATE)):
+                later = LATER_RUNS if kind in CLOCKS and level is Level.RELOCATE else 0
+                for run in range(1 + later):
                     asked = conversation(kind, nonce, model, salt, run)
                     direct = [await _asked(straight, base_url, b) for b in asked]
                     asked = conversation(kind, nonce, "m", run=run)
                     through = [await _asked(gw.http, gw.url + "/v1", b, headers) for b in asked]
                     if kind == "plain" and through[0][1]:
                         raise NotApart(f"{through[0][1]} tokens of a new conversation were in the cache")
-                    name = f"{kind}, a later run" if run else kind
+                    name = f"{kind}, later run {run}" if run else kind
                     for n, ((prompt, read), (_, kept)) in enumerate(zip(direct, through, strict=True)):
-                        found.append(Step(name, n, level.value, prompt, read, kept))
+                        lacks = FIRST_MOVED_LACKS if (run, n) == (1, 0) else 0
+                        found.append(Step(name, n, level.value, prompt, read, kept, lacks))
     return found
 
 
