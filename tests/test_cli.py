@@ -502,7 +502,7 @@ def test_explain_says_why_a_prompt_was_not_read_from_the_cache(missed: tuple[Tol
 def test_usage_shows_misses_by_cause_beside_what_was_saved(missed: tuple[Tollhouse, str, str]) -> None:
     tollhouse, _, _ = missed
     said = tollhouse("usage", "--misses", "--by", "team")
-    assert ["default", "tools reordered", "1", "1,000", "$0.0027"] in said.rows
+    assert ["default", "tools reordered", "1", "1,000", "$0.0027", "safe"] in said.rows
     assert ["default", "2", "$0.0027", "$0.12"] in said.rows
     assert tollhouse("usage", "--misses", "--by", "task", "--json").json == [
         {
@@ -511,14 +511,26 @@ def test_usage_shows_misses_by_cause_beside_what_was_saved(missed: tuple[Tollhou
             "saved_nano_usd": 120_000_000,
             "lost_nano_usd": 2_700_000,
             "misses": [
-                {"cause": "tools_reordered", "attempts": 1, "lost_tokens": 1_000, "lost_nano_usd": 2_700_000}
+                {
+                    "cause": "tools_reordered",
+                    "attempts": 1,
+                    "lost_tokens": 1_000,
+                    "lost_nano_usd": 2_700_000,
+                    "prevented_by": "safe",
+                }
             ],
         }
     ]
     csv = tollhouse("usage", "--misses", "--by", "model", "--csv").out.splitlines()
-    assert csv == ["model,cause,attempts,lost_tokens,lost_nano_usd", "sonnet,tools_reordered,1,1000,2700000"]
+    assert csv == [
+        "model,cause,attempts,lost_tokens,lost_nano_usd,prevented_by",
+        "sonnet,tools_reordered,1,1000,2700000,safe",
+    ]
     csv = tollhouse("usage", "--misses", "--by", "tier", "--csv").out.splitlines()
-    assert csv == ["tier,cause,attempts,lost_tokens,lost_nano_usd", "standard,tools_reordered,1,1000,2700000"]
+    assert csv == [
+        "tier,cause,attempts,lost_tokens,lost_nano_usd,prevented_by",
+        "standard,tools_reordered,1,1000,2700000,safe",
+    ]
     assert tollhouse("tasks", "show", "task_a").out.splitlines()[-1] == (
         "tools reordered: 1,000 tokens not read from a cache in 1 attempt, $0.0027 lost"
     )

@@ -10,6 +10,7 @@ from gateway.commands.database import Desk, at_desk
 from gateway.commands.output import dollars, print_csv, print_json, print_table, say
 from gateway.commands.tasks import cause_document
 from gateway.commands.usage import asked, shown
+from gateway.core.explanation import Cause, prevented_by
 from gateway.storage import reports
 from gateway.storage.reports import MissRow, UsageRow
 
@@ -52,7 +53,7 @@ def _named(names: Sequence[str], group: Sequence[str | int]) -> dict[str, str]:
 
 def _print(names: Sequence[str], rows: Sequence[MissRow], used: Sequence[UsageRow]) -> None:
     print_table(
-        [*names, "cause", "attempts>", "lost tokens>", "lost>"],
+        [*names, "cause", "attempts>", "lost tokens>", "lost>", "prevented by"],
         [
             [
                 *map(shown, names, row.group),
@@ -60,6 +61,7 @@ def _print(names: Sequence[str], rows: Sequence[MissRow], used: Sequence[UsageRo
                 f"{row.attempts:,}",
                 f"{row.lost_tokens:,}",
                 dollars(row.lost_nano_usd),
+                prevented_by(Cause(row.cause)),
             ]
             for row in rows
         ],

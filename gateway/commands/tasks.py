@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.commands.database import ACTOR, Desk, at_desk
 from gateway.commands.output import dollars, moment, print_json, print_table, say
+from gateway.core.explanation import Cause, prevented_by
 from gateway.storage import reports
 from gateway.storage.accounts import Task
 from gateway.storage.breaker_events import BreakerEvent
@@ -96,6 +97,7 @@ def cause_document(row: MissRow) -> dict[str, Any]:
         "attempts": row.attempts,
         "lost_tokens": row.lost_tokens,
         "lost_nano_usd": row.lost_nano_usd,
+        "prevented_by": prevented_by(Cause(row.cause)),
     }
 
 
