@@ -3,11 +3,12 @@
     python -m bench.bytecodes                   # a 1 KB chat, the same by rule, and an agent's step of 400 KB
     python -m bench.bytecodes --only rules      # those with "rules" in their name
     python -m bench.bytecodes --by function --top 40
+    python -m bench.bytecodes --connections 32
     python -m bench.bytecodes --save before.json; python -m bench.bytecodes --against before.json
 
 CPU time swings with whatever else a machine does; what the interpreter is asked to do does not. It is no time: a call
 into C counts as one bytecode, however long it takes. One request after the other, so that no batch is ever larger than
-one: under load the ledger's part is smaller. Gateway (SQLite), demo provider and client run in this process; only files
+one; with `--connections 32` as many at once, which the ledger takes in batches, as under load. Gateway (SQLite), demo provider and client run in this process; only files
 of `gateway/`, and the rules that it compiled, are counted, and those of the demo provider are not.
 """
 
@@ -34,10 +35,10 @@ from gateway.settings import Settings
 from gateway.settings.model import Routing
 from gateway.storage import schema
 from gateway.storage.accounts import Accounts
-from tests.support.running import running
+from tests.support.running import Running, running
 
 OURS = Path(gateway.__file__).parent
-WARM_UP, COUNTED = 30, 40
+WARM_UP, COUNTED = 30, 40  # requests, at the least
 _COMPILED = "<rules>"  # what `core.rules` makes of a set
 _LINE = "def f(a, b):\\n    return a + b  # nothing to see\\n"
 
@@ -131,8 +132,9 @@ def crowded(settings: Settings, order: Order) -> Settings:
     return replace(settings, catalog=catalog, routing=Routing(rules=no_match()))
 
 
-async def counted(workload: Workload, count: Count) -> None:
-    """`count` of COUNTED requests, after WARM_UP others."""
+async def counted(workload: Workload, count: Count, connections: int) -> int:
+    """`count` of COUNTED requests or more, after WARM_UP others, `connections` at once. Returns of how many."""
+    warm_up, rounds = -(-WARM_UP // connections), -(-COUNTED // connections)
     with tempfile.TemporaryDirectory(prefix="tollhouse-bytecodes-") as directory:
         store_url = f"sqlite:///{directory}/ledger.db"
         await schema.migrate(store_url)
@@ -141,17 +143,22 @@ async def counted(workload: Workload, count: Count) -> None:
             await accounts.set_budget("tenant:default", 1_000 * NANO_PER_USD, "month")
             if workload.order is not None:
                 gw.app.settings = crowded(gw.app.settings, workload.order)
-            for n in range(WARM_UP + COUNTED):
+            for n in range(warm_up + rounds):
                 body = {"model": workload.model, "max_tokens": 64, "messages": workload.messages(n)}
-                count.on = n >= WARM_UP
-                async with gw.http.post("/v1/chat/completions", json=body) as answer:
-                    text = await answer.text()
-                    assert answer.status == 200, text
+                count.on = n >= warm_up
+                await asyncio.gather(*(_ask(gw, body) for _ in range(connections)))
                 await gw.app.quiet()
             count.on = False
+    return rounds * connections
 
 
-def table(count: Count, by: str) -> dict[str, tuple[float, float]]:
+async def _ask(gw: Running, body: dict[str, Any]) -> None:
+    async with gw.http.post("/v1/chat/completions", json=body) as answer:
+        text = await answer.text()
+        assert answer.status == 200, text
+
+
+def table(count: Count, by: str, requests: int) -> dict[str, tuple[float, float]]:
     """file, or file and function -> (bytecodes, calls) a request."""
     found: dict[str, tuple[float, float]] = {}
     for code, bytecodes in count.bytecodes.items():
@@ -160,7 +167,7 @@ def table(count: Count, by: str) -> dict[str, tuple[float, float]]:
         if by == "function":
             name = f"{name}:{code.co_qualname}"
         before = found.get(name, (0.0, 0.0))
-        found[name] = before[0] + bytecodes / COUNTED, before[1] + count.calls[code] / COUNTED
+        found[name] = before[0] + bytecodes / requests, before[1] + count.calls[code] / requests
     return found
 
 
@@ -169,6 +176,7 @@ def main() -> None:
     ap.add_argument("--by", choices=("file", "function"), default="file")
     ap.add_argument("--top", type=int, default=25, help="lines of the table")
     ap.add_argument("--only", default="", help="workloads with this in their name")
+    ap.add_argument("--connections", type=int, default=1, help="requests at once (default: 1)")
     ap.add_argument("--save", type=Path, help="write all figures as JSON")
     ap.add_argument("--against", type=Path, help="figures of an earlier --save: show what changed")
     args = ap.parse_args()
@@ -179,8 +187,8 @@ def main() -> None:
             continue
         count = Count()
         count.install()
-        asyncio.run(counted(workload, count))
-        found = saved[name] = table(count, args.by)
+        requests = asyncio.run(counted(workload, count, args.connections))
+        found = saved[name] = table(count, args.by, requests)
         old = before.get(name, {})
         total = [sum(column) for column in zip(*found.values(), strict=True)]
         print(f"\n{name}: {total[0]:,.0f} bytecodes and {total[1]:,.0f} calls a request", end="")
