@@ -35,6 +35,7 @@ from gateway.telemetry.logs import configure
 
 #: Beyond the drain, how long a worker may take to close its stores.
 GRACE_S = 45.0
+_ASK_WORKERS_S = 0.05
 
 
 class CannotStart(Exception):
@@ -171,13 +172,30 @@ async def _serve_many(settings: Settings, config_path: Path | None, first_run: b
     with _claimed(settings) as claimed:
         async with _with_demo(claimed) as ready:
             key = await prepare(ready, first_run)
-            say_hello(ready, ready.listen.port, ready.admin_listen.port, key)
             with (
                 replica_names.taken(ready.state_dir, settings.listen.port) as name,
                 _met(ready, name) as meeting,
             ):
                 command = partial(_worker_command, ready, config_path, name, meeting)
-                return await workers.supervise(command, ready.workers, ready.drain_s + GRACE_S)
+                async with asyncio.TaskGroup() as group:
+                    hello = group.create_task(_hello_when_served(ready, key), name="hello")
+                    try:
+                        return await workers.supervise(command, ready.workers, ready.drain_s + GRACE_S)
+                    finally:
+                        hello.cancel()
+
+
+async def _hello_when_served(ready: Settings, key: str | None) -> None:
+    """Who tries at once what is printed is answered: one worker listens."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(ready.listen.host, ready.listen.port)
+        except OSError:
+            await asyncio.sleep(_ASK_WORKERS_S)
+            continue
+        writer.close()
+        say_hello(ready, ready.listen.port, ready.admin_listen.port, key)
+        return
 
 
 @contextmanager

@@ -217,16 +217,13 @@ class Serving:
         return found[1]
 
     async def ready(self) -> None:
-        """Returns when requests are served."""
+        """Returns when requests are served. Who tries as soon as the address is told is not turned away."""
         self.url = await self.says(r"listens on (http://\S+)")
         async with asyncio.timeout(START_S), aiohttp.ClientSession() as http:
             while True:
-                try:
-                    async with http.get(f"{self.url}/readyz") as answer:
-                        if answer.status == 200:
-                            return
-                except aiohttp.ClientConnectionError:
-                    assert not self._over, self.said
+                async with http.get(f"{self.url}/readyz") as answer:
+                    if answer.status == 200:
+                        return
                 await asyncio.sleep(0.05)
 
     @property
