@@ -61,10 +61,11 @@ class Moves:
         turns: bool,
         marks: bool,
         lapsed: bool,
+        surely: bool,
     ) -> Moved | None:
         """None if all stands where it stood, or if there is no place for what is to be said. `turns`: the provider takes
         system turns in a conversation. `marks`: the system prompt can carry marks. `lapsed`: no cache holds an earlier
-        request of the run any more."""
+        request of the run any more, by what its provider promises; `surely`: and keeps none for longer."""
         places, said = lineage.places, lineage.notes
         prompt = self.prompt(scope, system)
         new, again = relocation.learn(places, prompt, system)
@@ -80,8 +81,9 @@ class Moves:
         missing = self._missing(places.lines, said, links, told, now)
         if missing and said.full and self.shared:
             return None
-        if missing and (lapsed or said.full) and not self.shared:
-            # As if the run began here. If it has too many notes, that is one miss.
+        anew = (bool(missing) and (lapsed or said.full)) or (bool(told) and lapsed and surely)
+        if anew and not self.shared:
+            # As if the run began here: others may hold what it says now. If it has too many notes, that is one miss.
             said.clear()
             relocation.begin_all(places, prompt, now)
             told, missing = [], ()

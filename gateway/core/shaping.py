@@ -211,6 +211,7 @@ class Shaper:
             turns=rule.mid_conversation_system is True,
             marks=_takes_marks(request, rule),
             lapsed=_lapsed(request, rule, lineage),
+            surely=rule.style is Style.EXPLICIT,
         )
         if found is None:
             return

@@ -82,5 +82,6 @@ def lost_beside_others(seed: int, model: str) -> list[str]:
 @example(seed=1_203)  # a run whose caches have lapsed comes to say what others say
 @example(seed=5_790)  # a longer wording, and another run began with all that is said now
 @example(seed=5_907)  # likewise lapsed, although an hour would have paid
+@example(seed=6_905)  # likewise lapsed, and nothing has changed since
 def test_no_step_of_any_later_run_reads_less(model: str, seed: int) -> None:
     assert lost_beside_others(seed, model) == []
