@@ -26,6 +26,7 @@ from gateway.core.entry import Attempt, Outcome, Refused
 from gateway.core.errors import is_refusal
 from gateway.core.ids import new_id
 from gateway.core.retries import RetryBudget
+from gateway.core.runs import Runs
 from gateway.edge.artifacts import own_or_shared
 from gateway.edge.server import Done, Edge, EdgeOptions
 from gateway.fleets import keep_fleets
@@ -259,11 +260,8 @@ class App:
             told=lambda _, nano_usd: self.metrics.correction(nano_usd),
         )
         # A grace shorter than a minute is looked after as often.
-        reaper = Reaper(
-            self.ledger,
-            grace_s=settings.reaper_grace_s,
-            every_s=min(reaping.EVERY_S, settings.reaper_grace_s),
-        )
+        grace_s = settings.reaper_grace_s
+        reaper = Reaper(self.ledger, grace_s=grace_s, every_s=min(reaping.EVERY_S, grace_s))
         self.jobs.watch(reaper.run(), "reaper")
         self.jobs.watch(self.reconcile.run(self._reconcile_every_s), "reconcile")
         self._following.add("resumes", self.resumes.turn, "tasks that were let go on are not known")
@@ -336,6 +334,7 @@ class App:
             bindings=None if self._replicas is None else self._replicas.bindings,
             learned=None if self._replicas is None else self._replicas.learned,
             retries=RetryBudget() if self._replicas is None else self._replicas.retries,
+            runs=Runs() if self._replicas is None else self._replicas.runs,
             pepper=pepper,
             traceparent=None if self._traces is None else self._traces.header,
             policy=Policy(expose_cost=settings.expose_cost, key_limit=settings.limits),

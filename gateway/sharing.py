@@ -1,5 +1,5 @@
-"""What replicas tell one another through Redis: limits, lineage, refusals, who is well, how many retries are left, and which
-cache is warm where."""
+"""What replicas tell one another through Redis: limits, lineage, refusals, who is well, how many retries are left, which
+cache is warm where, and how long runs are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gateway.core.health import HealthState
 from gateway.core.retries import RetryBudget
+from gateway.core.runs import Runs
 from gateway.fleets import Fleets
 from gateway.pipeline.places import Places
 from gateway.ports import Bindings, Clock, Learned, Limits, PrefixIndex
@@ -24,6 +25,7 @@ from gateway.storage.redis_prefixes import RedisPrefixIndex
 from gateway.storage.redis_refusals import RedisRefusals
 from gateway.storage.redis_replicas import RedisReplicas
 from gateway.storage.redis_retries import RedisRetries
+from gateway.storage.redis_runs import RedisRuns
 from gateway.storage.refusals import Refusals
 from gateway.tasks import Tasks
 from gateway.telemetry.metrics import Metrics
@@ -38,6 +40,7 @@ class Shared:
     learned: Learned
     artifacts: RedisArtifacts
     retries: RetryBudget
+    runs: Runs
 
 
 async def share(
@@ -77,13 +80,16 @@ async def share(
     health = RedisHealth(url, states, replica_id=replica_id, now_ms=clock.now_ms, monotonic=clock.monotonic)
     bindings, learned, artifacts = RedisBindings(url), RedisLearned(url), RedisArtifacts(url)
     retries = RedisRetries(url, monotonic=clock.monotonic)
-    for store in (health, bindings, learned, artifacts, retries):
+    runs = Runs()
+    lengths = RedisRuns(url, runs)
+    for store in (health, bindings, learned, artifacts, retries, lengths):
         await store.start()
         stack.push_async_callback(store.close)
     jobs.watch(health.run(), "shared health")
     jobs.watch(retries.run(), "shared retries")
+    jobs.watch(lengths.run(), "shared runs")
     replicas = RedisReplicas(url, fleets.groups, own=replica_id, monotonic=clock.monotonic)
     stack.push_async_callback(replicas.close)
     fleets.shared = replicas
     jobs.watch(replicas.run(), "shared replicas")
-    return Shared(limits, prefixes, health.changed, bindings, learned, artifacts, retries)
+    return Shared(limits, prefixes, health.changed, bindings, learned, artifacts, retries, runs)

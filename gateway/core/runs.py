@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -243,6 +243,22 @@ class Runs:
         usual.saw(target, before)
         thread.habits.saw(target, before)
         return thread.habits.of(target).beside(usual.of(target))
+
+    def kinds(self) -> Iterator[str]:
+        """Those that are known here, beginning with the one that was asked last."""
+        return reversed(self._kinds)
+
+    def counts(self, kind: str) -> dict[str, int]:
+        """What is counted of it: "turns", "runs", and what `Habits.counts` says; {} if it is not known here."""
+        known = self._kinds.get(kind)
+        return {} if known is None else {"turns": known[0].turns, "runs": known[0].runs, **known[1].counts()}
+
+    def set_counts(self, kind: str, counts: Mapping[str, int]) -> None:
+        """What all replicas have counted of a kind (`storage.redis_runs`), if it is still known here."""
+        known = self._kinds.get(kind)
+        if known is not None:
+            known[0].turns, known[0].runs = counts.get("turns", 0), counts.get("runs", 0)
+            known[1].set_counts(counts)
 
     def remaining(self, run: Run) -> float:
         """Turns expected after the one under way."""

@@ -14,6 +14,7 @@ All rates are pico-dollars per token, amounts nano-dollars, times seconds of one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp
 
@@ -247,6 +248,20 @@ class Habits:
 
     def of(self, target: str) -> Habit:
         return Habit(self._asked, self._wanted.get(target, 0), self._ended.get(target, 0))
+
+    def counts(self) -> dict[str, int]:
+        """By "asked", "wanted <target>" and "ended <target>"; `set_counts` takes the same."""
+        wanted = {f"wanted {target}": n for target, n in self._wanted.items()}
+        return {"asked": self._asked, **wanted, **{f"ended {target}": n for target, n in self._ended.items()}}
+
+    def set_counts(self, counts: Mapping[str, int]) -> None:
+        """What all replicas have counted; of other names than those of `counts` nothing is taken."""
+        self._asked = counts.get("asked", 0)
+        for name, n in counts.items():
+            what, _, target = name.partition(" ")
+            of = self._wanted if what == "wanted" else self._ended if what == "ended" else None
+            if of is not None and (target in of or len(of) < TARGETS_MAX):
+                of[target] = n
 
 
 class Lengths:

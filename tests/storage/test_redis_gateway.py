@@ -98,6 +98,7 @@ async def test_replicas_share_limits_and_lineage(
             tasks.add((headers["x-task-id"], headers["x-task-step"]))
         assert [step for _, step in sorted(tasks, key=lambda t: int(t[1]))] == ["1", "2", "3", "4", "5", "6"]
         assert len({task for task, _ in tasks}) == 1
+        assert (await two.chat(0, "begin", model="auto"))[0] == 200
         await two.new_key(RateLimit(requests_per_min=10))
         statuses = Counter([(await two.chat(n % 2, "hi"))[0] for n in range(20)])
         assert statuses == {200: 10, 429: 10}
@@ -112,6 +113,8 @@ async def test_replicas_share_limits_and_lineage(
         with Redis.from_url(own_redis.url) as redis:  # told within a second
             async with asyncio.timeout(PATIENT_S):
                 while redis.hkeys("tollhouse:{retries}") != [b"demo"]:
+                    await asyncio.sleep(0.02)
+                while not redis.keys("tollhouse:{runs:*}"):
                     await asyncio.sleep(0.02)
 
 
