@@ -67,7 +67,12 @@ def build_app(deps: AdminDeps) -> web.Application:
     described = msgspec.json.encode(openapi.document(ROUTES, gateway.__version__))
     app.router.add_get(f"{PREFIX}/openapi.json", _static(described, "application/json"))
     app.router.add_get(f"{PREFIX}/docs", _static(browse.PAGE.encode(), "text/html", browse.HEADERS))
+    app.router.add_get("/", _to_the_page)
     return app
+
+
+async def _to_the_page(_: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"Location": f"{PREFIX}/docs"})
 
 
 def _static(

@@ -43,7 +43,8 @@ async def test_it_is_served_openly_and_describes_every_route(it: Office) -> None
 
 
 async def test_the_page_runs_nothing_but_itself(it: Office) -> None:
-    async with it.http.get("/admin/v1/docs") as answer:
+    async with it.http.get("/") as answer:  # what a browser is pointed at
+        assert answer.url.path == "/admin/v1/docs"
         assert (answer.status, answer.content_type) == (200, "text/html")
         policy, page = answer.headers["Content-Security-Policy"], await answer.text()
     assert "default-src 'none'; connect-src 'self'" in policy
