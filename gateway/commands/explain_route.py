@@ -15,6 +15,7 @@ from gateway.core import bounds, dialects, prices, routing
 from gateway.core.catalog import Catalog, Deployment, Operation
 from gateway.core.dialects import Facts
 from gateway.core.errors import GatewayError
+from gateway.core.policies import Bills, Choice, Policy
 from gateway.core.routing import AUTO, Needs, Route
 from gateway.core.rules import Decision, OwnerFacts, RequestFacts, RuleContext, RuleSet, TaskFacts, TimeFacts
 from gateway.core.runs import only_reads
@@ -246,7 +247,15 @@ def _switch(
             "arithmetic": None,
         }
     found = weigh(Side(here, Warm(supposed.warm_tokens, here.life_s)), Side(there), pace, 0.0)
-    return {**about, "goes": found.pays, "why": found.text, "arithmetic": _arithmetic(found)}
+    # What runs like this one have cost is known to the process that serves them, not here.
+    choice = Choice(found.pays, Policy.WEIGH, Bills().text, found)
+    return {
+        **about,
+        "goes": choice.goes,
+        "policy": choice.policy.value,
+        "why": choice.text,
+        "arithmetic": _arithmetic(found),
+    }
 
 
 def _arithmetic(found: Arithmetic) -> dict[str, Any]:

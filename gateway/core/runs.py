@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from gateway.core.policies import Bills, Choice, Imagined, Policy, unrest
 from gateway.core.rules import TaskFacts
-from gateway.core.switching import Arithmetic, Habits, Lengths, Pace, Side, Warm, visit_saving, weigh
+from gateway.core.switching import Habits, Lengths, Pace, Side, Terms, Warm, weigh
 
 RUNS_MAX = 20_000
 THREADS_MAX = 8
@@ -25,7 +26,6 @@ _SCOPES_MAX = 50_000
 INTERACTIVE_MS = 600_000
 #: Weight of the newest observation in a moving average.
 _NEW = 0.3
-_SETTLES = 4.0  # turns after which a switch no longer counts as recent
 _START_OUTPUT = 400.0
 _START_GROWTH = 800.0
 _START_GAP_S = 10.0
@@ -65,8 +65,8 @@ class Thread:
     """One conversation of a run. `home` names the deployment that answered it last."""
 
     __slots__ = (
-        "context", "gap_s", "growth", "guess", "habits", "held", "home", "last_s", "output", "rent", "since_switch",
-        "tokens_per_guess", "wanted",
+        "context", "gap_s", "growth", "guess", "habits", "held", "home", "imagined", "last_s", "output", "policy",
+        "since_switch", "tokens_per_guess", "wanted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -74,7 +74,8 @@ class Thread:
         self.held: dict[str, Held] = {}
         self.habits = Habits()
         self.wanted = ""  # what the rules wanted last
-        self.rent: dict[str, int] = {}  # by tier or model: nano-dollars passed up by staying
+        self.policy = Policy.WEIGH
+        self.imagined: Imagined | None = None  # from the first step at which policies part
         self.since_switch = 1e9
         self.last_s = 0.0
         self.context, self.guess = 0, 0  # tokens of the last request, and what was guessed from its bytes
@@ -109,15 +110,20 @@ class Thread:
         context = self.context + round(grown * self.tokens_per_guess)
         return Pace(context, self.growth, self.output, self.gap_s, remaining, *habit)
 
-    def weigh(self, home: Side, target: Side, name: str, pace: Pace, now_s: float) -> Arithmetic:
-        """What a switch to `name` (a tier or a model) would bring; what staying passes up is remembered."""
-        unrest = max(0.0, 1.0 - self.since_switch / _SETTLES)
-        rent = self.rent.get(name, 0)
-        found = weigh(home, target, pace, now_s, rent_nano_usd=rent, unrest=unrest)
-        if not found.pays:
-            passed_up = round(visit_saving(home.terms, target.terms, pace) / 1_000)
-            self.rent[name] = max(0, rent + passed_up)
-        return found
+    def imagine(self, bills: Bills, terms: Terms, home: str) -> None:
+        """Begin to play the thread along under each policy: the rules want something cheaper than `home`. The policy
+        that has cost least for its kind is in force from now on."""
+        held = {name: Warm(held.tokens, held.until_s) for name, held in self.held.items()}
+        self.imagined = Imagined(home, terms, held)
+        self.policy = bills.best
+        bills.runs += 1
+
+    def choose(self, home: Side, target: Side, pace: Pace, now_s: float, bills: Bills) -> Choice:
+        """Whether to leave `home` for a cheaper target, by the policy in force."""
+        rent = self.imagined.rent_nano_usd if self.imagined is not None else 0
+        found = weigh(home, target, pace, now_s, rent_nano_usd=rent, unrest=unrest(self.since_switch))
+        goes = found.pays if self.policy is Policy.WEIGH else self.policy is Policy.FOLLOW
+        return Choice(goes, self.policy, bills.text, found)
 
     def answered(
         self, deployment: str, held: Held | None, input_tokens: int, guessed_tokens: int, output_tokens: int
@@ -125,7 +131,6 @@ class Thread:
         """A deployment has answered, and holds `held` from now on (None = it keeps nothing)."""
         if self.home and self.home != deployment:
             self.since_switch = 0.0
-            self.rent.clear()
         else:
             self.since_switch += 1.0
         self.home = deployment
@@ -166,12 +171,21 @@ class Run:
         return found
 
 
+class Known:
+    """What is learned of all runs of one kind: counts and sums."""
+
+    __slots__ = ("bills", "habits", "lengths")
+
+    def __init__(self) -> None:
+        self.lengths, self.habits, self.bills = Lengths(), Habits(), Bills()
+
+
 class Runs:
     """The runs that this process serves, least recently used first out."""
 
     def __init__(self, *, runs_max: int = RUNS_MAX, kinds_max: int = KINDS_MAX) -> None:
         self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._kinds: OrderedDict[str, tuple[Lengths, Habits]] = OrderedDict()
+        self._kinds: OrderedDict[str, Known] = OrderedDict()
         self._runs_max, self._kinds_max = runs_max, kinds_max
         self._used: OrderedDict[str, int] = OrderedDict()
 
@@ -179,17 +193,14 @@ class Runs:
         """A request of a run; `kind` is its key and client. `spoken`: a person says something in it."""
         known = self._kinds.get(kind)
         if known is None:
-            known = self._kinds[kind] = (Lengths(), Habits())
+            known = self._kinds[kind] = Known()
             while len(self._kinds) > self._kinds_max:
                 self._kinds.popitem(last=False)
         else:
             self._kinds.move_to_end(kind)
-        lengths = known[0]
-        lengths.turns += 1
         run = self._runs.get(task_id)
         if run is None:
             run = self._runs[task_id] = Run(now_ms, kind)
-            lengths.runs += 1
             while len(self._runs) > self._runs_max:
                 self._runs.popitem(last=False)
         else:
@@ -198,6 +209,7 @@ class Runs:
             if spoken and run.step:
                 run.spoken_ms = now_ms
         run.step += 1
+        known.lengths.saw(run.step)
         return run
 
     def take_over(self, task_id: str, kind: str, began_ms: int, step: int, spent_nano_usd: int) -> Run:
@@ -238,8 +250,7 @@ class Runs:
     def habit(self, run: Run, thread: Thread, target: str) -> tuple[float, float]:
         """(share of the turns, turns in a row) on which the rules want `target`, now included."""
         before, thread.wanted = thread.wanted, target
-        kind = self._kinds.get(run.kind)
-        usual = kind[1] if kind is not None else Habits()
+        usual = self._kind(run).habits
         usual.saw(target, before)
         thread.habits.saw(target, before)
         return thread.habits.of(target).beside(usual.of(target))
@@ -262,8 +273,14 @@ class Runs:
 
     def remaining(self, run: Run) -> float:
         """Turns expected after the one under way."""
-        kind = self._kinds.get(run.kind)
-        return (kind[0] if kind is not None else Lengths()).remaining(run.step)
+        return self._kind(run).lengths.remaining(run.step)
+
+    def bills(self, run: Run) -> Bills:
+        """What each policy would have cost for runs of this kind."""
+        return self._kind(run).bills
+
+    def _kind(self, run: Run) -> Known:
+        return self._kinds.get(run.kind) or Known()
 
     def facts(
         self, run: Run, now_ms: int, *, budget_used: float, tool_errors: int, repeats: int, reading: bool

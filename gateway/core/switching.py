@@ -6,8 +6,8 @@
     later   further stays, if the target is still warm by then: each catches up with what was added at home
 
 A switch pays when (turns of this stay) x saving + later > going + return, by a margin. Savings that were passed up
-count in its favour, as the rent paid so far does against the price of skis: a run that outlives what was expected
-of it switches in the end, and one that does not has lost no more than the switch would have cost.
+(`core.policies`) count in its favour, as the rent paid so far does against the price of skis: a run that outlives what
+was expected of it switches in the end.
 
 All rates are pico-dollars per token, amounts nano-dollars, times seconds of one clock.
 """
@@ -29,10 +29,9 @@ MARGIN = 0.1
 #: After a switch the next one has to pay its way there by this factor more, fading with every turn. What the return
 #: costs is not counted again: a run that a rule brought home for one turn would stay there for want of it.
 RESTLESS = 1.0
-#: Tasks have this many turns as far as nobody knows better; as many runs' weight against what is seen.
+#: Tasks have this many turns as far as nobody knows better: one run's weight against what is seen.
 PRIOR_TURNS = 12.0
-PRIOR_RUNS = 3.0
-TURNS_MAX = 200.0
+RANGES_MAX = 64  # of steps: runs of 100,000 turns
 #: What is usual for a kind of run weighs as much as this many turns, and stretches, of the run itself.
 HABIT_TURNS = 10.0
 HABIT_STRETCHES = 3.0
@@ -102,7 +101,7 @@ class Pace:
     gap_s: float
     remaining_turns: float
     share: float = 1.0
-    stretch_turns: float = TURNS_MAX
+    stretch_turns: float = 200.0
 
     def after(self, turns: float) -> Pace:
         return replace(self, context_tokens=self.context_tokens + round(turns * self.growth_tokens))
@@ -265,19 +264,55 @@ class Habits:
 
 
 class Lengths:
-    """How many turns the runs of one kind (of a key and client) have: counted, with a prior."""
+    """How far the runs of one kind (of a key and client) go: by ranges of steps, each a quarter of an octave, how many
+    runs came into a range and how many turns they had there. Counts only, so those of two processes may be added."""
 
-    __slots__ = ("runs", "turns")
+    __slots__ = ("reached", "turns")
 
     def __init__(self) -> None:
-        self.runs = 0
-        self.turns = 0
+        self.reached: list[int] = []
+        self.turns: list[int] = []
+
+    def saw(self, step: int) -> None:
+        """A run has its turn `step` (1 = its first)."""
+        at = _range(step)
+        if at >= RANGES_MAX:
+            return
+        missing = at + 1 - len(self.turns)
+        if missing > 0:
+            self.turns += [0] * missing
+            self.reached += [0] * missing
+        self.turns[at] += 1
+        self.reached[at] += step == _first(at)
 
     def remaining(self, step: int) -> float:
-        """Turns expected after turn `step`. Runs that have come far tend to go on, so it does not fall below a
-        third of what is done."""
-        mean = (self.turns + PRIOR_TURNS * PRIOR_RUNS) / (self.runs + PRIOR_RUNS)
-        return min(TURNS_MAX, max(mean - 1.0, step / 3.0))
+        """Turns expected after turn `step`, which has been counted: as many as other runs had that came as far, and one
+        more run by the prior. Runs that have come far tend to go on, so the prior does not fall below a third of what
+        is done."""
+        prior = max(PRIOR_TURNS - 1.0, step / 3.0)
+        at = _range(step)
+        if at >= len(self.turns):
+            return prior
+        done = step + 1 - _first(at)
+        others = max(0, self.reached[at] - 1)
+        here = max(0, self.turns[at] - done - others * done)
+        return (here + sum(self.turns[at + 1 :]) + prior) / (others + 1.0)
+
+
+def _range(step: int) -> int:
+    """1 to 7 for themselves, then four ranges between powers of two."""
+    if step < 8:
+        return step
+    octave = step.bit_length()
+    return 8 + 4 * (octave - 4) + (step >> (octave - 3) & 3)
+
+
+def _first(at: int) -> int:
+    """The first step of a range."""
+    if at < 8:
+        return at
+    octave, quarter = divmod(at - 8, 4)
+    return (4 + quarter) << (octave + 1)
 
 
 def _usd(nano_usd: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -56,10 +56,17 @@ def _by_rules(world: World, x: Exchange, catalog: Catalog, rules: RuleSet, threa
         return wanted
     habit = world.runs.habit(x.run, thread, decision.model or decision.tier.value)
     home = _home(world, x, catalog, thread, rules, wanted)
-    if home is None:
+    if home is None and thread.imagined is None:
         return wanted
     pace = thread.pace(bounds.estimate_input_tokens(x.facts.size), habit, world.runs.remaining(x.run))
-    hold = _hold(world, x, thread, pace, home, wanted.candidates[0], decision)
+    bound = bool(thread.home) and runs.tool_call_open(world, x)
+    _imagine(world, x, thread, pace, home, wanted.candidates, decision, bound)
+    if home is None:
+        return wanted
+    if bound:
+        hold = _Hold("a tool call is open that only this model can go on with")
+    else:
+        hold = _hold(world, x, thread, pace, home, wanted.candidates[0], decision)
     if not hold.reason:
         return replace(wanted, why=f"{wanted.why}; {hold.told}") if hold.told else wanted
     stay = Decision(decision.rule, home.tier, decision.caps, f"{decision.why}; stays: {hold.reason}")
@@ -181,6 +188,41 @@ class _Hold:
     told: str = ""  # what is said about going
 
 
+def _imagine(
+    world: World,
+    x: Exchange,
+    thread: Thread,
+    pace: Pace,
+    home: Deployment | None,
+    wanted: Sequence[Deployment],
+    decision: Decision,
+    bound: bool,
+) -> None:
+    """Play this request along under each policy, from the first one on at which they part."""
+    assert x.run is not None
+    now_s, there = world.clock.monotonic(), runs.terms(world, wanted[0], x.received_ms)
+    if thread.imagined is None:
+        if home is None or there is None or bound or decision.switch is Switch.ALWAYS:
+            return
+        here = runs.terms(world, home, x.received_ms)
+        if here is None or turn_saving(here, there, pace) <= 0:
+            return
+        thread.imagine(world.runs.bills(x.run), here, home.name)
+    if thread.imagined is None or there is None:
+        return
+    if bound:
+        thread.imagined.bound(now_s)
+        return
+    thread.imagined.asked(
+        [d.name for d in wanted],
+        there,
+        pace,
+        now_s,
+        always=decision.switch is Switch.ALWAYS,
+        rewritten=thread.home in thread.held and not thread.warm(thread.home, x.chain).tokens,
+    )
+
+
 def _hold(
     world: World,
     x: Exchange,
@@ -190,8 +232,7 @@ def _hold(
     target: Deployment,
     decision: Decision,
 ) -> _Hold:
-    if thread.home and runs.tool_call_open(world, x):
-        return _Hold("a tool call is open that only this model can go on with")
+    assert x.run is not None
     if decision.switch is Switch.ALWAYS:
         return _Hold()
     here, there = runs.terms(world, home, x.received_ms), runs.terms(world, target, x.received_ms)
@@ -200,6 +241,5 @@ def _hold(
     if turn_saving(here, there, pace) <= 0:
         return _Hold()  # what is dearer is wanted for something else than its price
     sides = Side(here, thread.warm(home.name, x.chain)), Side(there, thread.warm(target.name, x.chain))
-    name = decision.model or decision.tier.value
-    found = thread.weigh(*sides, name, pace, world.clock.monotonic())
-    return _Hold("", found.text) if found.pays else _Hold(found.text)
+    choice = thread.choose(*sides, pace, world.clock.monotonic(), world.runs.bills(x.run))
+    return _Hold("", choice.text) if choice.goes else _Hold(choice.text)

@@ -233,6 +233,8 @@ def ended(world: World, x: Exchange, attempt: Attempt, outcome: Outcome) -> Outc
             held = _held(world, x, deployment, usage, total)
             guess = bounds.estimate_input_tokens(x.facts.size)
             thread.answered(deployment.name, held, total, guess, usage.output)
+            if run is not None and thread.imagined is not None:
+                world.runs.bills(run).observe(thread.imagined.answered(deployment.name, total, usage.output))
             if run is not None:
                 _share(world, x, run, thread)
     if not x.route.rule and not x.route.instead_of:

@@ -101,6 +101,8 @@ def guarded(runs: Runs) -> Callable[[str, Run, Pair], list[str]]:
                 step.context,
                 step.output,
             )
+            if thread.imagined is not None:
+                runs.bills(known).observe(thread.imagined.answered(tier, step.context, step.output))
             chosen.append(tier)
         return chosen
 
@@ -112,7 +114,7 @@ def _choice(runs: Runs, run: KnownRun, thread: Thread, step: Step, pair: Pair, n
     thread.came(now_s)
     habit = runs.habit(run, thread, wanted)
     at = thread.home or "standard"
-    if at == wanted:
+    if at == wanted and thread.imagined is None:
         return wanted
     chain = [b"%d" % i for i in range(n + 1)]
     sides = {
@@ -121,9 +123,14 @@ def _choice(runs: Runs, run: KnownRun, thread: Thread, step: Step, pair: Pair, n
     }
     home, target = sides[at], sides[wanted]
     pace = thread.pace(step.context, habit, runs.remaining(run))
-    if turn_saving(home.terms, target.terms, pace) <= 0:
+    cheaper = at != wanted and turn_saving(home.terms, target.terms, pace) > 0
+    if thread.imagined is None and cheaper:
+        thread.imagine(runs.bills(run), home.terms, at)
+    if thread.imagined is not None:
+        thread.imagined.asked((wanted,), target.terms, pace, now_s)
+    if not cheaper:
         return wanted
-    return wanted if thread.weigh(home, target, wanted, pace, now_s).pays else at
+    return wanted if thread.choose(home, target, pace, now_s, runs.bills(run)).goes else at
 
 
 # --- runs ----------------------------------------------------------------------------------------------

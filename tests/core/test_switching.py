@@ -72,23 +72,31 @@ def test_a_dearer_target_never_pays_and_a_recent_switch_raises_the_bar() -> None
     assert not weigh(home, target, pace, 0.0, unrest=1.0).pays
 
 
-def test_savings_passed_up_are_remembered_until_a_switch() -> None:
-    thread, home, target = Thread(), Side(STANDARD, Warm(100_000, 60.0)), Side(SMALL)
-    pace = Pace(100_000, 0, 0, 10.0, 4, 0.5, 1)
-    found = [thread.weigh(home, target, "small", pace, 0.0) for _ in range(6)]
-    assert [a.rent_nano_usd for a in found] == [0, 20_000_000, 40_000_000, 60_000_000, 80_000_000, 80_000_000]
-    assert [a.pays for a in found] == [False, False, False, False, True, True]
-    thread.home = "standard"
-    thread.answered("small", None, 100_000, 100_000, 10)
-    assert thread.rent == {}
-
-
-def test_expected_turns_are_learned_from_the_runs_of_a_kind() -> None:
+def test_expected_turns_are_learned_from_how_far_the_runs_of_a_kind_went() -> None:
     lengths = Lengths()
-    assert lengths.remaining(1) == 11.0  # the prior
-    lengths.runs, lengths.turns = 27, 54  # runs of two turns
-    assert lengths.remaining(1) == 2.0
-    assert lengths.remaining(30) == 10.0  # one that has come far
+    lengths.saw(1)
+    assert (lengths.remaining(1), lengths.remaining(60)) == (11.0, 20.0)  # the prior; one that has come far
+    for turns in [2] * 9 + [100]:
+        for step in range(1, turns + 1):
+            lengths.saw(step)
+    lengths.saw(1)  # the run that asks
+    # 11 others came to turn 1, of which ten had a second one and one 98 more; and one run by the prior
+    assert lengths.remaining(1) == pytest.approx((10 + 98 + 11) / 12)
+    lengths.saw(2)
+    assert lengths.remaining(2) == pytest.approx((98 + 11) / 11)
+    for step in range(3, 41):
+        lengths.saw(step)
+    assert lengths.remaining(40) == pytest.approx((60 + 40 / 3) / 2)  # only the long one came as far
+    lengths.saw(1_000_000)  # is not kept
+    assert lengths.remaining(1_000_000) == pytest.approx(1_000_000 / 3)
+
+
+def test_the_ranges_of_steps_join_without_a_gap() -> None:
+    lengths = Lengths()
+    for step in range(1, 5_000):
+        lengths.saw(step)
+    assert set(lengths.reached[1:]) == {1}
+    assert lengths.turns[:16] == [0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
 
 
 def test_how_often_a_rule_wants_its_target_is_learned() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.catalog import Deployment, Order, Tier
+from gateway.core.policies import Bills
 from gateway.core.prices import PriceRow, Rates
 from gateway.core.rules import Caps, Decision, RuleContext, RuleSet, RuleText, Switch, TaskFacts
 from gateway.pipeline.runs import labels_of
@@ -216,6 +217,36 @@ async def test_a_large_warm_history_is_not_left_for_one_step() -> None:
         )
         assert second["x-route-reason"].startswith("task.reading; stays: ")
         assert "to go and" in second["x-route-reason"]
+        assert second["x-route-reason"].endswith("; policy weigh: nothing is known of such runs yet")
+
+
+async def test_what_runs_of_a_kind_would_have_cost_is_told_to_the_next_one_and_decides() -> None:
+    async with Recorder() as upstream, world(upstream, READING, NEAR_RATES) as gw:
+        long = {"role": "user", "content": "x" * 400_000}
+        found = []
+        for task in ("t1", "t2", "t3"):
+            headers = {"x-task-id": task}
+            upstream.scripts = [used(0, 100_000), used(100_000, 500)]
+            await ask(gw, long, headers=headers)
+            await gw.settled()
+            if task == "t3":
+                run = gw.world.runs.known(gw.world.runs.tasks()[0])
+                assert run is not None
+                gw.world.runs.bills(run).observe(Bills(weigh=1_000_000_000, stay=1_000_000_000))
+            second = await ask(gw, long, CALLS, RESULT, headers=headers)
+            await gw.settled()
+            found.append((second["x-deployment"], second["x-route-reason"].partition("; policy ")[2]))
+        assert found == [
+            ("big", "weigh: nothing is known of such runs yet"),
+            (
+                "big",
+                "weigh: in 2 such runs weighing would have cost $0.0326, staying $0.0326, following the rules $0.3147",
+            ),
+            (
+                "tiny",
+                "follow: in 3 such runs weighing would have cost $1.0653, staying $1.0653, following the rules $0.6293",
+            ),
+        ]
 
 
 async def test_a_small_history_is() -> None:
