@@ -80,11 +80,12 @@ class Gateway:
         x = Exchange(incoming, world.clock.now_ms(), steps)
         read(x)
         steps.mark("read")
-        if self.refusing and (known := early.read(world, x)) is not None:
+        refusing = self.refusing
+        if refusing and (known := early.read(world, x)) is not None:
             raise known
         await identify.identify(world, x)
         steps.mark("identify")
-        if self.refusing and (known := early.identified(world, x)) is not None:
+        if refusing and (known := early.identified(world, x)) is not None:
             return _told(x, known)
         shape(x)
         steps.mark("shape")

@@ -134,7 +134,8 @@ def _asked(
         upstream, open_for_s = _admitted(upstream, policy.upstream_errors, now_ms)
     turns = asked.tail.turns
     threads = extend(state.threads, turns, now_ms) if turns else state.threads
-    state = TaskState(threads, state.steps, began_ms, upstream, state.spend, state.children, state.told)
+    if turns or began_ms != state.began_ms or upstream is not state.upstream:
+        state = TaskState(threads, state.steps, began_ms, upstream, state.spend, state.children, state.told)
     # A request without a past (a title, a new beginning) repeats nothing, whatever came before it.
     ring = threads[0] if turns else ()
     found: list[Verdict] = []
@@ -367,6 +368,8 @@ def _result(seen: Upstream, failed: bool, errors: Errors, now_ms: int) -> Upstre
     """After one more result. Any success closes the breaker: something works again."""
     if not failed and seen.opened_ms is not None:
         return Upstream()
+    if not (failed or seen.bits) and seen.results == errors.window:
+        return seen  # nothing has failed for long, as with most
     mask = (1 << errors.window) - 1
     after = Upstream(
         bits=(seen.bits << 1 | failed) & mask,
