@@ -480,7 +480,7 @@ def explain(
         raise typer.BadParameter("give the id of a request, or --request with a body")
     if request is None:
         return explain.explain(config, request_id or "", as_json)
-    labels = {name: value for name, _, value in (pair.partition("=") for pair in label or ())}
+    labels = explain_route.labels_of(label or ())
     supposed = explain_route.Supposed(
         task_step, budget_used, tool_errors, repeats, interactive, client, purpose, labels, home, warm_tokens
     )

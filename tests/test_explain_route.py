@@ -107,6 +107,22 @@ def test_a_virtual_model_is_followed_to_where_it_leads(
     assert (reading["tier"], reading["model"]) == (None, "coder")
 
 
+def test_in_shadow_it_goes_where_the_request_would_go(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files[0].write_text(f"mode: shadow\n{CONFIG}")
+    found = explain(files, capsys, "--home", "own/big", "--warm-tokens", "9")
+    assert (found["mode"], found["tier"], found["rule"], found["reason"], found["switch"]) == (
+        "shadow",
+        "standard",
+        "shadow:reading",
+        "the default; would be small",
+        None,
+    )
+    assert [c["deployment"] for c in found["candidates"]] == ["own/big"]
+    assert [r["decided"] for r in found["rules"][0]["rules"]] == [True, False]
+
+
 def test_people_get_tables_and_mistakes_a_sentence(
     files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +136,8 @@ def test_people_get_tables_and_mistakes_a_sentence(
     request.write_text("[")
     assert cli.run(["explain", "--request", str(request), "-c", str(config)]) == 2
     assert "is not JSON" in capsys.readouterr().err
+    assert cli.run(["explain", "--request", str(request), "-c", str(config), "--label", "env"]) == 2
+    assert "--label 'env' is not name=value" in capsys.readouterr().err
     assert cli.run(["explain"]) == 2
     assert "--request" in capsys.readouterr().err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,16 @@ from gateway.core.dialects import Facts
 from gateway.core.errors import GatewayError
 from gateway.core.policies import Bills, Choice, Policy
 from gateway.core.routing import AUTO, Needs, Route
-from gateway.core.rules import Decision, OwnerFacts, RequestFacts, RuleContext, RuleSet, TaskFacts, TimeFacts
+from gateway.core.rules import (
+    Caps,
+    Decision,
+    OwnerFacts,
+    RequestFacts,
+    RuleContext,
+    RuleSet,
+    TaskFacts,
+    TimeFacts,
+)
 from gateway.core.runs import only_reads
 from gateway.core.switching import (
     Arithmetic,
@@ -51,6 +61,15 @@ class Supposed:
     labels: dict[str, str] = field(default_factory=dict)
     home: str = ""  # the deployment that answered the task last
     warm_tokens: int = 0  # of the prompt, in its cache
+
+
+def labels_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Of `--label name=value`."""
+    for pair in pairs:
+        name, equals, _ = pair.partition("=")
+        if not equals or not name:
+            raise OperatorError(f"--label {pair!r} is not name=value")
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def explain_route(path: Path | None, request: Path, supposed: Supposed, as_json: bool) -> int:
@@ -100,11 +119,17 @@ def explained(settings: Settings, facts: Facts, supposed: Supposed, now_ms: int)
         decision = here if decision is None else decision.then(here)
         name = here.model
         rules = _rules_of(settings, name) if name else None
+    root, would = _rules_of(settings, facts.model), ""
+    if root is not None and root.shadow and decision is not None and decision.rule:
+        # as `pipeline.route` has it
+        would = decision.model or decision.tier.value
+        rule, why = f"shadow:{decision.rule}", f"the default; would be {would}"
+        decision = Decision(rule, root.default_tier, Caps(), why, model=root.default_model)
     try:
         route = _route(catalog, facts, decision)
     except GatewayError as error:
         raise OperatorError(error.message) from error
-    switch = _switch(settings, catalog, facts, supposed, route, decision, now_ms)
+    switch = None if would else _switch(settings, catalog, facts, supposed, route, decision, now_ms)
     chosen = route
     if switch is not None and not switch["goes"]:
         home = next(d for d in catalog.deployments if d.name == supposed.home)

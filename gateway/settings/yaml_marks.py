@@ -151,7 +151,7 @@ class _Reader:
             items = [self.read(item, f"{path}[{i}]", above) for i, item in enumerate(node.value)]
             return Node(items, line)
         assert isinstance(node, yaml.ScalarNode)
-        return self._scalar(node, path, line)
+        return self._scalar(node, path, line, column)
 
     def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> dict[str, Node]:
         out: dict[str, Node] = {}
@@ -171,10 +171,10 @@ class _Reader:
             out[key] = Node(value.value, line, value.unresolved, value.written, column=column)
         return out
 
-    def _scalar(self, node: yaml.ScalarNode, path: str, line: int) -> Node:
+    def _scalar(self, node: yaml.ScalarNode, path: str, line: int, column: int) -> Node:
         text = str(node.value)
         if not node.style and text in _NULLS:
-            return Node(None, line)
+            return Node(None, line, column=column)
         missing = False
 
         def resolve(match: re.Match[str]) -> str:
@@ -196,10 +196,10 @@ class _Reader:
 
         written = self._written(node)
         if not _REFERENCE.search(text):
-            return Node(text, line, written=written)
+            return Node(text, line, written=written, column=column)
         resolved = _REFERENCE.sub(resolve, text)
         # A reference that yields nothing means "not set", so that an optional secret may simply be absent.
-        return Node(None if missing else resolved or None, line, missing, written)
+        return Node(None if missing else resolved or None, line, missing, written, column=column)
 
     def _written(self, node: yaml.ScalarNode) -> Written:
         start, end = node.start_mark, node.end_mark
