@@ -13,7 +13,7 @@ paid so far does for buying skis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -48,6 +48,20 @@ class Bills:
         self.stay += more.stay
         self.follow += more.follow
         self.runs += more.runs
+
+    def counts(self) -> dict[str, int]:
+        """By "parted" (runs) and "paid <policy>"; `set_counts` takes the same."""
+        paid = {"weigh": self.weigh, "stay": self.stay, "follow": self.follow}
+        return (
+            {"parted": self.runs, **{f"paid {policy}": n for policy, n in paid.items()}} if self.runs else {}
+        )
+
+    def set_counts(self, counts: Mapping[str, int]) -> None:
+        """What all replicas have counted."""
+        self.runs = counts.get("parted", 0)
+        self.weigh, self.stay, self.follow = (
+            counts.get(f"paid {policy}", 0) for policy in ("weigh", "stay", "follow")
+        )
 
     @property
     def best(self) -> Policy:

@@ -260,16 +260,19 @@ class Runs:
         return reversed(self._kinds)
 
     def counts(self, kind: str) -> dict[str, int]:
-        """What is counted of it: "turns", "runs", and what `Habits.counts` says; {} if it is not known here."""
+        """What is counted of it: "turns", and what `Lengths`, `Habits` and `Bills` count; {} if it is not known here."""
         known = self._kinds.get(kind)
-        return {} if known is None else {"turns": known[0].turns, "runs": known[0].runs, **known[1].counts()}
+        if known is None:
+            return {}
+        return {**known.lengths.counts(), **known.habits.counts(), **known.bills.counts()}
 
     def set_counts(self, kind: str, counts: Mapping[str, int]) -> None:
         """What all replicas have counted of a kind (`storage.redis_runs`), if it is still known here."""
         known = self._kinds.get(kind)
         if known is not None:
-            known[0].turns, known[0].runs = counts.get("turns", 0), counts.get("runs", 0)
-            known[1].set_counts(counts)
+            known.lengths.set_counts(counts)
+            known.habits.set_counts(counts)
+            known.bills.set_counts(counts)
 
     def remaining(self, run: Run) -> float:
         """Turns expected after the one under way."""

@@ -298,6 +298,20 @@ class Lengths:
         here = max(0, self.turns[at] - done - others * done)
         return (here + sum(self.turns[at + 1 :]) + prior) / (others + 1.0)
 
+    def counts(self) -> dict[str, int]:
+        """By "turns" (all of them), "turns <range>" and "reached <range>"; `set_counts` takes the same."""
+        turns = {f"turns {at}": n for at, n in enumerate(self.turns) if n}
+        return {
+            "turns": sum(self.turns),
+            **turns,
+            **{f"reached {at}": n for at, n in enumerate(self.reached) if n},
+        }
+
+    def set_counts(self, counts: Mapping[str, int]) -> None:
+        """What all replicas have counted."""
+        for what, of in (("turns", self.turns), ("reached", self.reached)):
+            of[:] = [counts.get(f"{what} {at}", 0) for at in range(RANGES_MAX)]
+
 
 def _range(step: int) -> int:
     """1 to 7 for themselves, then four ranges between powers of two."""

@@ -1,7 +1,7 @@
 """How long runs are and what rules want in them, counted by all replicas together.
 
-`tollhouse:{runs:<kind>}` is a hash of counts: turns, runs, and those of `core.switching.Habits`. A kind is a key, its client and
-what the call is for. Every second each process adds what it has counted itself and takes over the sums; nobody waits for that.
+`tollhouse:{runs:<kind>}` is a hash of counts: those of `core.switching.Lengths` and `Habits`, and of `core.policies.Bills`. A kind
+is a key, its client and what the call is for. Every second each process adds what it has counted itself and takes over the sums; nobody waits for that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TIMEOUT_S = 0.1
 EVERY_S = 1.0
 #: What nobody has asked for so long is learned anew.
 TTL_S = 7 * 86_400
-FIELDS_MAX = 64
+FIELDS_MAX = 256
 #: Turns after which an answer will not come any more.
 LOST_AFTER = 3
 SUMS_MAX = 2 * KINDS_MAX
