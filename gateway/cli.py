@@ -253,13 +253,20 @@ def budgets_set(
     ] = "error",
     unit: Unit = "usd",
     shadow: Annotated[bool, typer.Option("--shadow", help="Refuse nothing; count what would be.")] = False,
+    alerts: Annotated[
+        str, typer.Option(help='Percents of the limit that are announced: "50,90"; "" for none.')
+    ] = "50,80,90,100",
+    landing_percent: Annotated[
+        int | None,
+        typer.Option(help="Kept back for a last answer; default: 2 with --on-exceed summarize, else 0."),
+    ] = None,
     reason: Annotated[str, typer.Option(help="Why; a raise needs one. Kept in the audit trail.")] = "",
     as_json: Json = False,
 ) -> int:
     """Set or change a budget; a running gateway follows within a second."""
     from gateway.commands import budgets
 
-    rule = budgets.Rule(window, zone, on_exceed, unit, shadow)
+    rule = budgets.Rule(window, zone, on_exceed, unit, shadow, alerts, landing_percent)
     return budgets.put(config, scope, limit, rule, reason, as_json)
 
 

@@ -347,6 +347,13 @@ def test_budgets_count_tokens_and_calls_and_are_adjusted_with_a_reason(migrated:
     assert (row[2], row[-1]) == ("3,000 calls", "shadow: only counts")
 
 
+def test_a_budget_says_what_it_announces_and_keeps_back(migrated: Tollhouse) -> None:
+    alerts = ("--alerts", "25, 75", "--landing-percent", "10")
+    budget = migrated("budgets", "set", "team:default", "2", *alerts, "--json").json
+    assert (budget["alerts"], budget["landing_nano_usd"]) == ([25, 75], 200_000_000)
+    assert migrated("budgets", "set", "team:default", "2", "--alerts", "", "--json").json["alerts"] == []
+
+
 def test_mistakes_are_one_line_that_says_what_to_do(migrated: Tollhouse) -> None:
     dimensions = "tenant, team, key, task, model, provider, deployment, tier, client, day"
     for command, expected in {
@@ -361,6 +368,8 @@ def test_mistakes_are_one_line_that_says_what_to_do(migrated: Tollhouse) -> None
         "budgets set team:default 5 --unit euro": "--unit must be one of usd, input_tokens, output_tokens, calls, "
         "not 'euro'",
         "budgets set team:default 1.5 --unit calls": "'1.5' is not a number of calls",
+        "budgets set team:default 5 --alerts half": "--alerts must be percents such as \"50,90\", not 'half'",
+        "budgets set team:default 5 --alerts 50,190": "alerts must be at 1 to 100 percent, not at [50, 190]",
         "budgets adjust team:default 5 --reason x": "team:default has no budget in usd per lifetime in UTC",
         "budgets set team:default 5 --zone Mars": "there is no time zone 'Mars'; use an IANA name such as "
         "'Europe/Berlin'",

@@ -18,7 +18,7 @@ from gateway.commands.output import (
     print_table,
     say,
 )
-from gateway.core.budget import AMOUNT_MAX, Budget, BudgetMode, OnExceed, resets_ms
+from gateway.core.budget import ALERT_PERCENTS, AMOUNT_MAX, Budget, BudgetMode, OnExceed, resets_ms
 from gateway.core.entry import Unit
 
 
@@ -33,6 +33,8 @@ class Rule:
     on_exceed: str = OnExceed.ERROR
     unit: str = Unit.USD
     shadow: bool = False
+    alerts: str = ",".join(map(str, ALERT_PERCENTS))
+    landing_percent: int | None = None
 
 
 def put(path: Path | None, scope: str, limit: str, rule: Rule, reason: str, as_json: bool) -> int:
@@ -45,6 +47,7 @@ def put(path: Path | None, scope: str, limit: str, rule: Rule, reason: str, as_j
             f"--on-exceed must be one of {', '.join(OnExceed)}, not {rule.on_exceed!r}"
         ) from None
     mode = BudgetMode.SHADOW if rule.shadow else BudgetMode.ENFORCE
+    alerts = _percents(rule.alerts)
 
     async def act(desk: Desk) -> Budget:
         # It would last until the next start only.
@@ -54,7 +57,16 @@ def put(path: Path | None, scope: str, limit: str, rule: Rule, reason: str, as_j
                 f"the budget of {scope} per {rule.window} is declared in {desk.settings.file}"
             )
         return await desk.accounts.set_budget(
-            scope, most, rule.window, on_exceed, rule.zone, unit=unit, mode=mode, reason=reason
+            scope,
+            most,
+            rule.window,
+            on_exceed,
+            rule.zone,
+            unit=unit,
+            mode=mode,
+            alert_percents=alerts,
+            landing_percent=rule.landing_percent,
+            reason=reason,
         )
 
     return _said(at_desk(path, act), as_json)
@@ -119,6 +131,7 @@ def document(budget: Budget) -> dict[str, Any]:
         "on_exceed": budget.on_exceed,
         "mode": budget.mode,
         "would_refuse": budget.would_refuse,
+        "alerts": list(budget.alert_percents),
         "override_until_ms": budget.override_until_ms,
     }
 
@@ -135,6 +148,13 @@ def _said(budget: Budget, as_json: bool) -> int:
         limit, left = amount(budget.limit, budget.unit), amount(budget.left, budget.unit)
         say(f"{budget.scope} may {verb} {limit} per {budget.window}, {left} left")
     return 0
+
+
+def _percents(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(percent) for percent in text.replace(" ", "").split(",") if percent)
+    except ValueError:
+        raise OperatorError(f'--alerts must be percents such as "50,90", not {text!r}') from None
 
 
 def _unit(text: str) -> Unit:

@@ -255,7 +255,15 @@ def refused_by(b: Budget, now_ms: int, landing: bool = False) -> Refused:
     """What this budget says to an ask that does not fit it."""
     kept_back = 0 if landing else b.landing
     return Refused(
-        b.scope, b.limit, b.spent, b.reserved, resets_ms(b, now_ms), b.unit, b.on_exceed, kept_back
+        b.scope,
+        b.limit,
+        b.spent,
+        b.reserved,
+        resets_ms(b, now_ms),
+        b.unit,
+        b.on_exceed,
+        kept_back,
+        rolling=b.rolling,
     )
 
 

@@ -43,7 +43,8 @@ def refusal_of(
                 "as input without a limit: switch it off, or have server_tools_tokens_max set for this provider"
             )
         return UnboundableRequest(why, param=unbounded_by)
-    used = _used(refused)
+    ended = refused.state == State.PAUSED_BUDGET or exhausted(refused, least)
+    used = _used(refused, bool(ended or refused.state or not refused.remaining))
     if refused.state:
         why = f"the task is {refused.state} until it is raised"
     else:
@@ -55,14 +56,14 @@ def refusal_of(
         remaining=refused.remaining,
         resets_at=instant(refused.resets_at_ms),
         refused=refused,
-        used_up=refused.state == State.PAUSED_BUDGET or exhausted(refused, least),
+        used_up=ended,
     )
 
 
 def used_up(refused: Refused) -> BudgetExceeded:
     """The same for a request whose amount nobody has looked up, for what is left pays for none like it."""
     return BudgetExceeded(
-        f"{_used(refused)}; what is left does not pay for this request. {_way_out(refused)}",
+        f"{_used(refused, True)}; what is left does not pay for this request. {_way_out(refused)}",
         scope=refused.scope,
         unit=refused.unit,
         remaining=refused.remaining,
@@ -72,11 +73,12 @@ def used_up(refused: Refused) -> BudgetExceeded:
     )
 
 
-def _used(refused: Refused) -> str:
+def _used(refused: Refused, used_up: bool) -> str:
     unit = refused.unit
+    why = "is used up" if used_up else "has too little left for this request"
     kept_back = f", {_shown(refused.kept_back, unit)} of it kept back for a last answer"
     return (
-        f"the budget of the {refused.scope.replace(':', ' ', 1)} is used up: {_shown(refused.spent, unit)} spent and "
+        f"the budget of the {refused.scope.replace(':', ' ', 1)} {why}: {_shown(refused.spent, unit)} spent and "
         f"{_shown(refused.held, unit)} reserved of {_shown(refused.limit, unit)}"
         f"{kept_back * bool(refused.kept_back)}"
     )
@@ -84,6 +86,8 @@ def _used(refused: Refused) -> str:
 
 def _way_out(refused: Refused) -> str:
     resets = instant(refused.resets_at_ms)
+    if resets and refused.rolling:
+        return f"Its window is rolling: each amount counts for a whole window, and none comes back before {resets}."
     if resets:
         return f"It resets at {resets}."
     kind, _, name = refused.scope.partition(":")

@@ -55,8 +55,8 @@ async def test_a_used_up_budget_is_refused_once_and_spends_nothing(
 ) -> None:
     gw.ledger.refuse = Refused("task:t1", 2_000_000_000, 1_900_000_000, 0, None)
     says = (
-        r"the budget of the task t1 is used up: \$1\.9 spent and \$0 reserved of \$2; this request may cost up to "
-        r"\$0\.\d+\. Ask its owner to raise it \(POST /v1/tasks/t1/budgets\), or start a new task\."
+        r"the budget of the task t1 has too little left for this request: \$1\.9 spent and \$0 reserved of \$2; "
+        r"this request may cost up to \$0\.\d+\. Ask its owner to raise it \(POST /v1/tasks/t1/budgets\), or start a new task\."
     )
     with pytest.raises(openai.APIStatusError, match=says) as by_chat:
         await chat(gpt, stream)

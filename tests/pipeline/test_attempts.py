@@ -271,9 +271,9 @@ async def test_a_refusal_is_in_the_unit_of_its_budget() -> None:
             "request may use up to 1 call. It resets at 2026-09-21T14:13:20Z.": {
                 "x-budget-remaining-calls": "0"
             },
-            "the budget of the task t is used up: 60,000 output tokens spent and 0 output tokens reserved of 90,000 "
-            "output tokens, 1,800 output tokens of it kept back for a last answer; this request may use up to "
-            "100 output tokens. Ask its owner to raise it (POST /v1/tasks/t/budgets), or start a new task.": {
+            "the budget of the task t has too little left for this request: 60,000 output tokens spent and 0 "
+            "output tokens reserved of 90,000 output tokens, 1,800 output tokens of it kept back for a last answer; "
+            "this request may use up to 100 output tokens. Ask its owner to raise it (POST /v1/tasks/t/budgets), or start a new task.": {
                 "x-budget-remaining-output-tokens": "28200"
             },
             "the task t is paused_admin, so it gets no answers": {"x-budget-remaining-usd": "0"},
