@@ -41,16 +41,7 @@ from gateway.storage import lease as leases
 from gateway.storage.budget_rows import Place, TaskLimit
 from gateway.storage.lease import Lease
 from gateway.storage.lines import NO_LINE, TOO_DEEP, Line, Link
-from gateway.storage.transact import (
-    Conflict,
-    Each,
-    Fetch,
-    FetchEach,
-    Row,
-    Sql,
-    Tx,
-    json_text,
-)
+from gateway.storage.transact import Conflict, Each, Fetch, FetchEach, Row, Sql, Tx, json_text
 
 _BUDGETED = Sql("SELECT DISTINCT scope FROM budget WHERE scope NOT LIKE 'task:%'")
 _BUDGETED_TASK = Sql("SELECT 1 FROM budget WHERE scope LIKE 'task:%' LIMIT 1")

@@ -47,11 +47,11 @@ _UNWELL = (
 
 
 class PostgresRunner:
-    flights = 2
-
     """`statement_s`: the server ends a statement that takes longer, which nobody waits for any more. `at_once_max`
     transactions run at once, and others wait; None = as many as come.
     """
+
+    flights = 2
 
     def __init__(
         self,
