@@ -78,9 +78,11 @@ class Batcher(Generic[Item, Answer]):
     async def drain(self) -> None:
         """Returns when nothing is queued or flying."""
         self._hurry.set()
-        while self._flights:
-            await asyncio.wait(set(self._flights))
-        self._hurry.clear()
+        try:
+            while self._flights:
+                await asyncio.wait(set(self._flights))
+        finally:
+            self._hurry.clear()
 
     async def _fly_all(self) -> None:
         try:

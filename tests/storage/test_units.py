@@ -314,3 +314,18 @@ async def test_calls_over_rolling_hours_and_days_of_a_zone_as_time_goes_by(
         # Midnight in Kathmandu came between the first call and the second.
         assert (await state(ledger, "tenant:default"))["calls"] == (1, 1)
         assert await reports.drift(database) == []
+
+
+async def test_who_asks_again_at_once_is_not_refused_for_the_hold_of_its_last_call(world: World) -> None:
+    """The answer of a call comes before its settlement is written down."""
+    ledger, _, accounts = world
+    await accounts.set_budget(TEAM, 1_000)
+    ask = Amounts(600, 0, 0)
+    for _ in range(3):
+        a = attempt()
+        assert isinstance(await ledger.reserve(a, scopes(a), ask, ask), Granted)
+        ledger.post(a, outcome(50))
+    b, c = attempt(), attempt()
+    assert isinstance(await ledger.reserve(b, scopes(b), ask, ask), Granted)
+    assert await ledger.reserve(c, scopes(c), ask, ask) == Refused(TEAM, 1_000, 150, 600, None)
+    await ledger.settle(b, outcome(50))
