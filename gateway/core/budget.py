@@ -89,8 +89,11 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def landing(self) -> int:
-        """The part of the limit that only a landing may use."""
-        return self.limit * self.landing_percent // 100
+        """The part of the limit that only a landing may use: of calls at least one, for less pays for no landing."""
+        kept_back = self.limit * self.landing_percent // 100
+        if not kept_back and self.landing_percent and self.unit is Unit.CALLS:
+            return min(1, max(0, self.limit - 1))
+        return kept_back
 
     @property
     def spent(self) -> int:

@@ -32,3 +32,9 @@ def test_a_calendar_window_resets_and_a_rolling_one_does_not() -> None:
     assert told(5, 0, "rolling:24h").endswith(
         " Its window is rolling: each amount counts for a whole window, and none comes back before 2026-09-21T14:24:00Z."
     )
+
+
+@pytest.mark.parametrize(("limit", "kept_back"), [(0, 0), (1, 0), (2, 1), (5, 1), (50, 1), (200, 4)])
+def test_of_a_few_calls_one_is_kept_back_for_a_last_answer(limit: int, kept_back: int) -> None:
+    calls = Budget("b", "key:k", "day", "UTC", 0, NOW_MS + 1, limit, unit=Unit.CALLS, landing_percent=2)
+    assert (calls.landing, calls.room) == (kept_back, limit - kept_back)
