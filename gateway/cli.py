@@ -461,17 +461,11 @@ def calibrate(
 def explain(
     request_id: Annotated[str | None, typer.Argument(help="x-request-id of an answer.")] = None,
     config: Config = None,
-    request: Annotated[
-        Path | None, typer.Option(help="Instead: the body of a request; says where it would go.")
-    ] = None,
+    request: Annotated[Path | None, typer.Option(help="Instead: a request's body; where it goes.")] = None,
     task_step: Annotated[int, typer.Option(min=1, help="With --request: the task's requests so far.")] = 1,
     budget_used: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the task's budget.")] = 0.0,
-    tool_errors: Annotated[
-        int | None, typer.Option(min=0, help="Failed calls in a row; default: as the body shows.")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(min=0, help="Equal turns in a row; default: as the body shows.")
-    ] = None,
+    tool_errors: Annotated[int | None, typer.Option(min=0, help="Failures in a row; or the body's.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=0, help="Equal turns in a row; or the body's.")] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="A person has just spoken.")] = False,
     client: Annotated[str, typer.Option(help="claude-code, codex, opencode, ...")] = "other",
     purpose: Annotated[str, typer.Option(help="title, compaction or subagent.")] = "",
