@@ -292,6 +292,11 @@ def exhausted(refused: Refused, least: Amounts) -> bool:
     return refused.limit - refused.kept_back - refused.spent < wanted
 
 
+def may_fit_soon(refused: Refused, least: Amounts) -> bool:
+    """True if an attempt that ends may make room: only what is held leaves too little."""
+    return refused.held > 0 and not refused.state and not exhausted(refused, least)
+
+
 def crossed(percents: Sequence[int], limit: int, before: int, after: int) -> list[int]:
     """The percents of a limit that were reached on the way from `before` to `after`."""
     return [p for p in percents if before * 100 < limit * p <= after * 100]

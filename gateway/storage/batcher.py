@@ -75,12 +75,15 @@ class Batcher(Generic[Item, Answer]):
             if future is not None and not future.done():
                 future.set_exception(error())
 
-    async def drain(self) -> None:
-        """Returns when nothing is queued or flying."""
+    async def drain(self, within_s: float | None = None) -> None:
+        """Returns when nothing is queued or flying, or when the time is over."""
         self._hurry.set()
         try:
-            while self._flights:
-                await asyncio.wait(set(self._flights))
+            async with asyncio.timeout(within_s):
+                while self._flights:
+                    await asyncio.wait(set(self._flights))
+        except TimeoutError:
+            pass
         finally:
             self._hurry.clear()
 

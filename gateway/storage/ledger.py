@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.core.budget import AMOUNT_MAX, Budget, OnExceed, exhausted
+from gateway.core.budget import AMOUNT_MAX, Budget, OnExceed, may_fit_soon
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.core.ids import ms_of
@@ -43,7 +42,7 @@ STORE_TIMEOUT_S = 2.0
 #: Nobody waits for a settlement, and each commit costs a sync: they gather company first. What a crash in this time
 #: takes along is charged at its hold, like any attempt whose end nobody saw.
 SETTLE_LINGER_S = 0.01
-#: How long one that does not fit waits for attempts that have ended and still hold their bounds.
+#: An agent asks again within milliseconds of its answer: so long it waits for ended attempts that still hold their bounds.
 ENDING_S = 0.25
 LEASE_TTL_S = 30.0
 LEASE_RENEW_S = 10.0
@@ -192,24 +191,14 @@ class SqlLedger:
         _refuse_unstorable(ask.nano_usd or 0, ask.input_tokens or 0, ask.output_tokens or 0, ask.calls)
         wish = Ask(storable(attempt), tuple(scopes), ask, least, landing)
         answer = await self._asked(wish)
-        if isinstance(answer, Refused) and self._may_fit_soon(answer, least):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ENDING_S):
-                    await self._settlements.drain()
+        if isinstance(answer, Refused) and self._settlements.flying and may_fit_soon(answer, least):
+            await self._settlements.drain(ENDING_S)
             answer = await self._asked(wish)
         if isinstance(answer, Refused):
             self.refusals.add(own, answer, least, landing)
         else:
             self.held_nano_usd += answer.amount_nano_usd
         return answer
-
-    def _may_fit_soon(self, refused: Refused, least: Amounts) -> bool:
-        """Ends of attempts are under way that may free what they hold: of the caller's own last call, as a rule.
-
-        An agent asks again within milliseconds of its answer, and takes a refusal for the end of its run.
-        """
-        waits_for = refused.held and not refused.state and self._settlements.flying
-        return bool(waits_for) and not exhausted(refused, least)
 
     async def _asked(self, wish: Ask) -> Granted | Refused:
         future = self._admissions.submit(wish)
