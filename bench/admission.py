@@ -27,6 +27,7 @@ from bench.machine import busy_s, cpu_s, description
 from bench.postgres import NoPostgres, throwaway_postgres
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome
 from gateway.core.ids import RANDOM_BYTES, new_id
+from gateway.core.task import TaskDefault
 from gateway.core.usage import Quality, Usage
 from gateway.storage.accounts import Accounts
 from gateway.storage.database import open_database
@@ -112,7 +113,7 @@ async def measure(store: str, url: str, directory: Path, callers: int, seconds: 
         database,
         replica_id=f"bench-{callers}",
         journal_dir=directory / "journal",
-        task_limit_nano_usd=PLENTY_NANO_USD,
+        task_default=TaskDefault(PLENTY_NANO_USD),
     )
     try:
         accounts = Accounts(database, actor="bench")

@@ -65,7 +65,7 @@ def admin_deps(
     webhook_loopback: bool = False,
 ) -> AdminDeps:
     """Everything that the admin listener needs. `settings` are those in force, which a reload changes."""
-    task_limit, task_on_exceed = settings().task_budget_nano_usd, settings().task_on_exceed
+    task_default = settings().task_default
 
     def registry(admin: Admin, once: Once | None) -> Registry:
         return Registry(
@@ -73,8 +73,7 @@ def admin_deps(
             admin,
             pepper=pepper,
             once=once,
-            task_limit_nano_usd=task_limit,
-            task_on_exceed=task_on_exceed,
+            task_default=task_default,
         )
 
     def check(text: str) -> tuple[Sequence[RuleText], Sequence[Finding]]:
@@ -92,8 +91,7 @@ def admin_deps(
             database,
             actor=actor,
             pepper=pepper,
-            task_limit_nano_usd=task_limit,
-            task_on_exceed=task_on_exceed,
+            task_default=task_default,
         ),
         on_change=on_change,
         pepper=pepper,

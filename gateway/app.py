@@ -210,8 +210,7 @@ class App:
             self.database,
             replica_id=self._replica_id,
             journal_dir=settings.state_dir / "journal",
-            task_limit_nano_usd=settings.task_budget_nano_usd,
-            task_on_exceed=settings.task_on_exceed,
+            task_default=settings.task_default,
             make_journal=Journal if crash is None else crash.journal,
         )
         stack.push_async_callback(self.ledger.close)
@@ -418,8 +417,7 @@ class App:
             tasks=OwnTasks(
                 self.database,
                 pepper=world.pepper,
-                task_limit_nano_usd=settings.task_budget_nano_usd,
-                task_on_exceed=settings.task_on_exceed,
+                task_default=settings.task_default,
                 on_change=self.store_changed,
             ),
             prefix=self._explained(),

@@ -157,13 +157,13 @@ def test_check_shows_what_is_configured(tollhouse: Tollhouse, config: Path) -> N
     config.write_text(
         config.read_text()
         + "rules: [{name: late, tier: small, when: task.step > 9, max_output_tokens: 10}]\n"
-        + 'task_budget_usd: "2"\nteams: {blue: {budget: {limit_usd: 5}}}\n'
+        + 'task_budget_usd: "2"\ntask_on_exceed: summarize\nteams: {blue: {budget: {limit_usd: 5}}}\n'
     )
     said = tollhouse("check")
     assert said.status == 0
     assert "demo-large   demo       standard       $3.00    $0.30       $15.00   1,000,000" in said.out
     assert re.search(r"late +task.step > 9 +small +max_output_tokens 10", said.out)
-    assert re.search(r"team:blue +\$5.00 +month +error\s+every task +\$2.00 +lifetime", said.out)
+    assert re.search(r"team:blue +\$5.00 +month +error\s+every task +\$2.00 +lifetime +summarize", said.out)
     summary = tollhouse("check", "--json").json
     assert (summary["ok"], summary["database"], summary["teams"]) == (
         True,

@@ -19,6 +19,7 @@ from gateway.core.identity import RateLimit
 from gateway.core.rates import Rates
 from gateway.core.rules import Caps, RuleText
 from gateway.core.shaping import CachingPolicy, Level, Transform
+from gateway.core.task import TaskDefault
 from gateway.core.trimming import TrimPolicy
 from gateway.demo.models import MODELS
 from gateway.settings import (
@@ -299,7 +300,7 @@ rules:
         ("team:research", 500_000_000_001, "30d", "warn"),
         ("tenant:acme", 1_000_000_000_000, "month", "error"),
     ]
-    assert settings.task_budget_nano_usd == 100_000_000
+    assert settings.task_default == TaskDefault(100_000_000)
     assert settings.limits == RateLimit(None, 4_000_000, 8)
     assert settings.routing.mode is Mode.SHADOW
     assert settings.routing.texts == (

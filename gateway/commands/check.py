@@ -87,7 +87,8 @@ def summary(settings: Settings) -> dict[str, Any]:
         "notes": notes(settings),
         "teams": [t.id for t in settings.teams],
         "budgets": [asdict(b) for b in settings.budgets],
-        "task_budget_nano_usd": settings.task_budget_nano_usd,
+        "task_budget_nano_usd": settings.task_default.nano_usd,
+        "task_on_exceed": settings.task_default.on_exceed,
     }
 
 
@@ -169,13 +170,14 @@ def _print_summary(settings: Settings) -> None:
         )
     for note in notes(settings):
         say(f"note: {note}")
-    if settings.budgets or settings.task_budget_nano_usd is not None:
+    tasks = settings.task_default
+    if settings.budgets or tasks.nano_usd is not None:
         budgets = [
             [b.scope, amount(b.limit, b.unit), b.window, when_used_up(b.on_exceed, b.mode)]
             for b in settings.budgets
         ]
-        if settings.task_budget_nano_usd is not None:
-            budgets.append(["every task", dollars(settings.task_budget_nano_usd), "lifetime", "error"])
+        if tasks.nano_usd is not None:
+            budgets.append(["every task", dollars(tasks.nano_usd), "lifetime", tasks.on_exceed.value])
         print_table(["budget of", "limit>", "window", "when used up"], budgets)
     if settings.demo:
         say("no provider has a key here, so the demo provider answers; set one, for example OPENAI_API_KEY")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.core.entry import OnExceed
@@ -14,6 +15,15 @@ CHILDREN_MAX = 20
 ALERTED_FROM_PERCENT = 80
 #: The part of a limit, in percent, that is held back for the last answer of a task that is to sum up.
 LANDING_PERCENT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDefault:
+    """The lifetime budget of a task that nobody gave one: what its team says, else `nano_usd` (None = no limit); and what
+    happens when either is used up."""
+
+    nano_usd: int | None = None
+    on_exceed: OnExceed = OnExceed.ERROR
 
 
 def landing_percent(on_exceed: OnExceed) -> int:

@@ -20,6 +20,7 @@ from gateway.core.config_overlay import Documents
 from gateway.core.entry import Unit
 from gateway.core.identity import RateLimit
 from gateway.core.prices import ListedModel, PriceBook, listed_models, load_price_book
+from gateway.core.task import TaskDefault
 from gateway.core.windows import parse_window
 from gateway.settings.breakers import read_breakers
 from gateway.settings.cache_rules import read_cache_rules
@@ -235,8 +236,9 @@ def _settings(
         tenants=root.texts("tenants") or ("default",),
         teams=teams,
         budgets=budgets,
-        task_budget_nano_usd=root.nano_usd("task_budget_usd"),
-        task_on_exceed=root.choice("task_on_exceed", OnExceed, OnExceed.ERROR),
+        task_default=TaskDefault(
+            root.nano_usd("task_budget_usd"), root.choice("task_on_exceed", OnExceed, OnExceed.ERROR)
+        ),
         limits=_limits(root.section("limits")),
         timeouts=timeouts,
         body_limit_bytes=root.integer("body_limit_bytes", 32 * _MIB, 1024, 1024 * _MIB),

@@ -18,6 +18,7 @@ from gateway.core.identity import RateLimit
 from gateway.core.prices import PriceBook
 from gateway.core.rules import RuleSet, RuleText
 from gateway.core.shaping import CachingPolicy
+from gateway.core.task import TaskDefault
 
 
 class Secret:
@@ -216,8 +217,7 @@ class Settings:
     tenants: tuple[str, ...]
     teams: tuple[TeamSpec, ...]
     budgets: tuple[BudgetSpec, ...]
-    task_budget_nano_usd: int | None  # lifetime budget of every task that has none of its own
-    task_on_exceed: OnExceed  # what happens when that, or the one that its team gives it, is used up
+    task_default: TaskDefault
     limits: RateLimit  # of every key that has none of its own
     timeouts: Timeouts
     body_limit_bytes: int

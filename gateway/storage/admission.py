@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from gateway.core.budget import (
     Budget,
     BudgetMode,
-    OnExceed,
     decide,
     exhausted,
     fits,
@@ -29,6 +28,7 @@ from gateway.core.entry import Amounts, Attempt, Granted, Refused
 from gateway.core.task import (
     ADMITTING,
     State,
+    TaskDefault,
     admits,
     landed_by,
     landing_under,
@@ -105,23 +105,22 @@ def admit(
     asks: Sequence[Ask],
     lease: Lease,
     budgeted: Budgeted | None,
-    task_limit: int | None,
+    task_default: TaskDefault,
     parents: Mapping[str, str],
     careful: bool,
-    task_on_exceed: OnExceed = OnExceed.ERROR,
 ) -> Tx[Admitted]:
     """Decide `asks` in order and commit their holds, in the budgets of their scopes and of all tasks above theirs;
     every ask sees the holds granted before it.
 
     Not `careful`, it takes all attempts for new, all tasks for running and `parents` for all that rows of tasks name,
-    and fails with `Conflict` where that is wrong. `task_limit` is the lifetime limit of tasks whose team has none of
-    its own, and `task_on_exceed` what either does when it is used up. Raises `LeaseExpired`, `Fenced`.
+    and fails with `Conflict` where that is wrong. `task_default` is the budget of tasks that nobody gave
+    one. Raises `LeaseExpired`, `Fenced`.
     """
     looked_up = _to_look_up(asks, parents, careful)
     # Where no task above is to be looked for, it is known which budgets count, unless any changed meanwhile.
     wanted = None
     if budgeted is not None and not looked_up:
-        wanted = _wanted(asks, {}, budgeted, task_limit, task_on_exceed)
+        wanted = _wanted(asks, {}, budgeted, task_default)
     now_ms, revision, rows = yield from leases.check(lease, wanted.scopes if wanted else [])
     if budgeted is None or budgeted.revision != revision:
         budgeted = yield from _read_budgeted(revision)
@@ -133,7 +132,7 @@ def admit(
     links = (yield from lines.links(looked_up)) if looked_up else {}
     above = _lines(new, parents, links)
     if wanted is None:
-        wanted = _wanted(new, above, budgeted, task_limit, task_on_exceed)
+        wanted = _wanted(new, above, budgeted, task_default)
         rows = (yield Fetch(budget_rows.LOCK, (wanted.scopes,))) if wanted.scopes else ()
     by_scope = (yield from budget_rows.locked(rows, now_ms, wanted.limits)) if wanted.scopes else {}
     if links and by_scope:
@@ -363,23 +362,21 @@ class _Wanted(NamedTuple):
     limits: Mapping[str, TaskLimit]
 
 
-def _wanted(
-    asks: Iterable[Ask], above: _Lines, budgeted: Budgeted, task_limit: int | None, task_on_exceed: OnExceed
-) -> _Wanted:
+def _wanted(asks: Iterable[Ask], above: _Lines, budgeted: Budgeted, task_default: TaskDefault) -> _Wanted:
     wanted: set[str] = set()
     task_limits: dict[str, TaskLimit] = {}
-    look_at_tasks = budgeted.any_task or task_limit is not None or bool(budgeted.task_limits)
+    look_at_tasks = budgeted.any_task or task_default.nano_usd is not None or bool(budgeted.task_limits)
     for ask in asks:
         line = above.get(_member(ask), NO_LINE) if above else NO_LINE
         scopes = _scopes(ask, line)
         wanted.update(budgeted.scopes.intersection(scopes))
         if look_at_tasks:
             wanted.update([scope for scope in scopes if scope.startswith("task:")])
-            limit = budgeted.task_limits.get(ask.attempt.team_id, task_limit)
+            limit = budgeted.task_limits.get(ask.attempt.team_id, task_default.nano_usd)
             # A run and all its children share one: the top of the line has it, were it only named so far.
             top = f"task:{line.above[-1] if line.above else ask.attempt.task_id}"
             if limit is not None and top in wanted:
-                task_limits[top] = TaskLimit(limit, task_on_exceed)
+                task_limits[top] = TaskLimit(limit, task_default.on_exceed)
     return _Wanted(sorted(wanted), task_limits)
 
 

@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.core.budget import AMOUNT_MAX, Budget, OnExceed, may_fit_soon
+from gateway.core.budget import AMOUNT_MAX, Budget, may_fit_soon
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused, Settled
 from gateway.core.errors import LedgerUnavailable
 from gateway.core.ids import ms_of
+from gateway.core.task import TaskDefault
 from gateway.core.usage import Quality, Usage
 from gateway.storage import budget_rows
 from gateway.storage import lease as leases
@@ -56,8 +57,7 @@ _log = logging.getLogger(__name__)
 class SqlLedger:
     """The authority for money. Made by `open`; `close` drains it, and leaves the database open.
 
-    `task_limit_nano_usd` is the lifetime budget of every task whose team sets none, `task_on_exceed` what happens when
-    that or the team's is used up.
+    `task_default` is the budget of every task that nobody gave one.
     """
 
     def __init__(
@@ -65,16 +65,14 @@ class SqlLedger:
         database: Database,
         replica_id: str,
         journal: Journal,
-        task_limit_nano_usd: int | None,
-        task_on_exceed: OnExceed = OnExceed.ERROR,
+        task_default: TaskDefault = TaskDefault(),  # noqa: B008 - frozen
         store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._store_timeout_s = store_timeout_s
         self._database = database
         self._clock = database.clock
         self._journal = journal
-        self._task_limit = task_limit_nano_usd
-        self._task_on_exceed = task_on_exceed
+        self._task_default = task_default
         self._writer = database.writer
         self._lease = Lease(replica_id, 0)
         self._budgeted: Budgeted | None = None
@@ -105,8 +103,7 @@ class SqlLedger:
         *,
         replica_id: str,
         journal_dir: Path,
-        task_limit_nano_usd: int | None = None,
-        task_on_exceed: OnExceed = OnExceed.ERROR,
+        task_default: TaskDefault = TaskDefault(),  # noqa: B008 - frozen
         make_journal: Callable[[Path, str], Journal] = Journal,
         store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> SqlLedger:
@@ -116,7 +113,7 @@ class SqlLedger:
         `LedgerUnavailable` if the store does not answer.
         """
         journal = make_journal(journal_dir, replica_id)
-        ledger = cls(database, replica_id, journal, task_limit_nano_usd, task_on_exceed, store_timeout_s)
+        ledger = cls(database, replica_id, journal, task_default, store_timeout_s)
         alone = database.sqlite_path is not None
         try:
             ledger._lease = await ledger._run_again(
@@ -287,10 +284,9 @@ class SqlLedger:
                 asks,
                 self._lease,
                 self._budgeted,
-                self._task_limit,
+                self._task_default,
                 self._parents,
                 careful,
-                self._task_on_exceed,
             )
             try:
                 admitted = await self._run(tx, deadline)

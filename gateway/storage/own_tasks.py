@@ -13,7 +13,7 @@ from gateway.core.budget import OnExceed
 from gateway.core.entry import Unit
 from gateway.core.errors import Forbidden, InvalidRequest, NotFound
 from gateway.core.identity import KeyRecord
-from gateway.core.task import DEPTH_MAX, State
+from gateway.core.task import DEPTH_MAX, State, TaskDefault
 from gateway.storage.accounts import Accounts, rule_of
 from gateway.storage.database import Database
 from gateway.storage.tasks import Tasks, TaskView, Wanted
@@ -38,14 +38,12 @@ class OwnTasks:
         database: Database,
         *,
         pepper: bytes,
-        task_limit_nano_usd: int | None = None,
-        task_on_exceed: OnExceed = OnExceed.ERROR,
+        task_default: TaskDefault = TaskDefault(),  # noqa: B008 - frozen
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._pepper = pepper
-        self._task_limit = task_limit_nano_usd
-        self._task_on_exceed = task_on_exceed
+        self._task_default = task_default
         self._on_change = on_change
 
     async def declare(
@@ -129,8 +127,7 @@ class OwnTasks:
             self._database,
             actor=_actor(key),
             pepper=self._pepper,
-            task_limit_nano_usd=self._task_limit,
-            task_on_exceed=self._task_on_exceed,
+            task_default=self._task_default,
         )
 
     async def _view(self, key: KeyRecord, task_id: str) -> TaskView:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from gateway.core.budget import Budget, OnExceed
+from gateway.core.budget import Budget
 from gateway.core.config_overlay import Documents, Stored, Write
 from gateway.core.errors import InvalidRequest
 from gateway.core.identity import KeyRecord
@@ -25,6 +25,7 @@ from gateway.core.offices import (
     Tenant,
 )
 from gateway.core.outcomes import Run
+from gateway.core.task import TaskDefault
 from gateway.core.usage_facts import Question, UsageBucket
 from gateway.storage import (
     admin_keys,
@@ -71,11 +72,9 @@ class Registry:
         *,
         pepper: bytes,
         once: Once | None = None,
-        task_limit_nano_usd: int | None = None,
-        task_on_exceed: OnExceed = OnExceed.ERROR,
+        task_default: TaskDefault = TaskDefault(),  # noqa: B008 - frozen
     ) -> None:
-        self._task_limit = task_limit_nano_usd
-        self._task_on_exceed = task_on_exceed
+        self._task_default = task_default
         self._database = database
         self._actor = admin.actor
         self._reach = admin.reach
@@ -314,8 +313,7 @@ class Registry:
             self._database,
             actor=self._actor,
             pepper=self._pepper,
-            task_limit_nano_usd=self._task_limit,
-            task_on_exceed=self._task_on_exceed,
+            task_default=self._task_default,
             secret_bytes=self._secret(),
         )
 

@@ -18,7 +18,7 @@ from gateway.core.budget import ALERT_PERCENTS, Budget, OnExceed
 from gateway.core.entry import Unit
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.core.identity import KeyRecord
-from gateway.core.task import ADMITTING, CHILDREN_MAX, DEPTH_MAX, State
+from gateway.core.task import ADMITTING, CHILDREN_MAX, DEPTH_MAX, State, TaskDefault
 from gateway.storage import audit, breaker_events, budget_changes, budget_rows, lines, task_rows
 from gateway.storage.accounts import SELECT_TASKS, Task, add_key, rule_of, task_of
 from gateway.storage.breaker_events import BreakerEvent
@@ -141,7 +141,7 @@ class TaskView:
 class Tasks:
     """Declares tasks, shows them, and changes their states. All raise `Unavailable` when the store is down.
 
-    `actor` is for the audit trail; `task_limit_nano_usd` is what tasks get whose declaration and team say nothing;
+    `actor` is for the audit trail; `task_default` is what tasks get whose declaration says nothing;
     `secret_bytes` are those of a new task's key, if they are not to be random.
     """
 
@@ -151,16 +151,14 @@ class Tasks:
         *,
         actor: str,
         pepper: bytes,
-        task_limit_nano_usd: int | None = None,
-        task_on_exceed: OnExceed = OnExceed.ERROR,
+        task_default: TaskDefault = TaskDefault(),  # noqa: B008 - frozen
         secret_bytes: bytes | None = None,
     ) -> None:
         self._secret_bytes = secret_bytes
         self._database = database
         self._actor = actor
         self._pepper = pepper
-        self._task_limit = task_limit_nano_usd
-        self._task_on_exceed = task_on_exceed
+        self._task_default = task_default
 
     async def create_task(self, key: KeyRecord, wanted: Wanted, parent: str | None = None) -> Declared:
         """Declare a task of the key's owner; with a task-scoped key, a child of that key's task.
@@ -265,8 +263,8 @@ class Tasks:
 
     def _default_rule(self, team_id: str) -> Tx[BudgetRule | None]:
         rows = yield Fetch(_TASK_LIMIT, (team_id,))
-        limit = rows[0][0] if rows and rows[0][0] is not None else self._task_limit
-        return None if limit is None else BudgetRule(limit, on_exceed=self._task_on_exceed)
+        limit = rows[0][0] if rows and rows[0][0] is not None else self._task_default.nano_usd
+        return None if limit is None else BudgetRule(limit, on_exceed=self._task_default.on_exceed)
 
     def _add(
         self, key: KeyRecord, wanted: Wanted, task_id: str, parent_id: str | None, depth: int, now_ms: int

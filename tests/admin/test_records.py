@@ -53,9 +53,7 @@ async def test_the_configuration_in_force_is_shown_without_a_secret(it: Office) 
 
 
 async def test_the_ledger_in_pages_and_by_filter(on: Office, tmp_path: Path) -> None:
-    ledger = await SqlLedger.open(
-        on.database, replica_id="r1", journal_dir=tmp_path / "journal", task_limit_nano_usd=None
-    )
+    ledger = await SqlLedger.open(on.database, replica_id="r1", journal_dir=tmp_path / "journal")
     requests = []
     for n in range(5):
         attempt = worlds.attempt(model="sonnet" if n % 2 else "mini", started_at_ms=worlds.NOON_MS + n)
@@ -97,9 +95,7 @@ async def test_the_audit_trail_by_who_and_what(on: Office) -> None:
 
 
 async def test_which_clients_are_told_apart_and_what_each_did(on: Office, tmp_path: Path) -> None:
-    ledger = await SqlLedger.open(
-        on.database, replica_id="r1", journal_dir=tmp_path / "journal", task_limit_nano_usd=None
-    )
+    ledger = await SqlLedger.open(on.database, replica_id="r1", journal_dir=tmp_path / "journal")
     for client in ("codex", "codex", "aider"):
         attempt = worlds.attempt(client=client)
         await worlds.reserve(ledger, attempt, 50_000_000)

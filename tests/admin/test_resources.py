@@ -205,9 +205,7 @@ async def test_mistakes_name_their_field(it: Office) -> None:
 
 
 async def test_what_a_request_cost_can_be_followed_up(it: Office, tmp_path: Path) -> None:
-    ledger = await SqlLedger.open(
-        it.database, replica_id="r1", journal_dir=tmp_path / "journal", task_limit_nano_usd=None
-    )
+    ledger = await SqlLedger.open(it.database, replica_id="r1", journal_dir=tmp_path / "journal")
     lost = worlds.attempt()
     good = worlds.attempt(request_id=lost.request_id, attempt_no=2)
     for attempt, outcome in ((lost, worlds.void()), (good, worlds.outcome(37_650_000))):
@@ -242,9 +240,7 @@ async def test_what_a_request_cost_can_be_followed_up(it: Office, tmp_path: Path
 async def test_a_task_that_a_breaker_stopped_is_shown_with_its_evidence_and_resumed(
     it: Office, tmp_path: Path
 ) -> None:
-    ledger = await SqlLedger.open(
-        it.database, replica_id="r1", journal_dir=tmp_path, task_limit_nano_usd=None
-    )
+    ledger = await SqlLedger.open(it.database, replica_id="r1", journal_dir=tmp_path)
     await worlds.reserve(ledger, worlds.attempt(), 1_000)
     await ledger.close()
     body = {

@@ -70,9 +70,7 @@ async def side(it: Office, mark: str, folder: Path, tenant: str = "") -> Side:
         "/tasks",
         {"key_id": key["key_id"], "name": f"{mark}-task", "budgets": [{"limit_usd": "5"}]},
     )
-    ledger = await SqlLedger.open(
-        it.database, replica_id=mark, journal_dir=folder / mark, task_limit_nano_usd=None
-    )
+    ledger = await SqlLedger.open(it.database, replica_id=mark, journal_dir=folder / mark)
     attempt = worlds.attempt(
         tenant_id=tenant, team_id=team, key_id=key["key_id"], task_id=task["task_id"], model=mark
     )

@@ -22,7 +22,7 @@ async def declared(it: Office, key_id: str, name: str, limit: str, **more: Any) 
 
 
 async def spend(it: Office, folder: Path, calls: list[tuple[dict[str, Any], int]]) -> None:
-    ledger = await SqlLedger.open(it.database, replica_id="r1", journal_dir=folder, task_limit_nano_usd=None)
+    ledger = await SqlLedger.open(it.database, replica_id="r1", journal_dir=folder)
     for facts, cost in calls:
         attempt = worlds.attempt(**facts)
         await worlds.reserve(ledger, attempt, 50_000_000)

@@ -28,7 +28,7 @@ AT_MS = worlds.NOON_MS
 
 
 async def settled(it: Office, folder: Path, calls: list[tuple[dict[str, Any], Outcome]]) -> None:
-    ledger = await SqlLedger.open(it.database, replica_id="r1", journal_dir=folder, task_limit_nano_usd=None)
+    ledger = await SqlLedger.open(it.database, replica_id="r1", journal_dir=folder)
     for facts, outcome in calls:
         attempt = worlds.attempt(**facts)
         await worlds.reserve(ledger, attempt, 50_000_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.budget import OnExceed
+from gateway.core.task import TaskDefault
 from gateway.settings import ensure_pepper
 from gateway.storage.accounts import Accounts
 from tests.support.running import Running, running
@@ -161,7 +162,7 @@ async def until_summed_up(gw: Running, headers: dict[str, str], *, stream: bool 
 
 
 async def test_a_run_that_nobody_declared_is_summed_up_where_the_configuration_says_so(store: str) -> None:
-    of_tasks = {"task_budget_nano_usd": 100_000_000, "task_on_exceed": OnExceed.SUMMARIZE}
+    of_tasks = {"task_default": TaskDefault(100_000_000, OnExceed.SUMMARIZE)}
     async with running(store, configured=of_tasks) as gw:
         headers = {"X-Task-Id": "night-run"}
         answered, tier = await until_summed_up(gw, headers)

@@ -112,7 +112,7 @@ async def run_of_everything(gw: Running) -> dict[str, str]:
         assert answer.status == 200, await answer.text()
     await gw.app.quiet()
     await gw.app.refused.flush()
-    tasks = Tasks(database, actor="test", pepper=b"p" * 32, task_limit_nano_usd=None)
+    tasks = Tasks(database, actor="test", pepper=b"p" * 32)
     await tasks.record_outcome(task, True)
     await tasks.pause(task, "a look at it")
     return {"task": task, "request": str(entries[0]["request_id"])}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from gateway.core.task import TaskDefault
 from gateway.jobs.reaper import Reaper
 from gateway.storage.database import Database
 from gateway.storage.keys import SqlKeyStore
@@ -71,7 +72,7 @@ class Process:
             database,
             replica_id=self.replica_id,
             journal_dir=self.disk.directory,
-            task_limit_nano_usd=schedule.task_limit,
+            task_default=TaskDefault(schedule.task_limit),
         )
         if schedule.keys_checked:
             self.keys = await SqlKeyStore.open(database, self.ledger.revision_changed)

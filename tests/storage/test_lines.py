@@ -11,6 +11,7 @@ import pytest
 
 from gateway.core.budget import Budget
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Refused, Unit
+from gateway.core.task import TaskDefault
 from gateway.storage import reports
 from gateway.storage.accounts import Accounts, Team
 from gateway.storage.admission import Admitted, Ask, admit
@@ -161,7 +162,7 @@ async def test_below_a_task_that_ends_while_its_budgets_are_waited_for_nothing_b
 
     def admitted_late() -> Tx[Admitted]:
         """The task ends right after the admission has looked at it, before it has the locks."""
-        under_way = admit([ask], it.ledger._lease, None, None, {}, False)
+        under_way = admit([ask], it.ledger._lease, None, TaskDefault(), {}, False)
         step, ended = next(under_way), False
         while True:
             rows = yield step

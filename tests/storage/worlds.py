@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.core.entry import Amounts, Attempt, Granted, Kind, Outcome, Refused
 from gateway.core.ids import new_id
+from gateway.core.task import TaskDefault
 from gateway.core.usage import Quality, Usage
 from gateway.storage.accounts import Accounts
 from gateway.storage.database import Database, SystemClock, open_database
@@ -131,7 +132,7 @@ async def opened(
             database,
             replica_id=replica_id,
             journal_dir=journal_dir,
-            task_limit_nano_usd=task_limit,
+            task_default=TaskDefault(task_limit),
             store_timeout_s=store_timeout_s,
         )
         try:
