@@ -109,9 +109,8 @@ class CacheRule:
     )
     lookback: int | None = None
     lookback_unit: LookbackUnit | None = None
-    explicit_first: int | None = (
-        None  # of the marked blocks of a request, the first and the latest are looked up
-    )
+    #: of the marked blocks of a request, the first and the latest are looked up
+    explicit_first: int | None = None
     explicit_latest: int | None = None
     lives: tuple[Life, ...] = ()
     read_milli: int | None = None

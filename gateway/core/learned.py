@@ -36,9 +36,8 @@ class Unknown(msgspec.Struct, frozen=True):
     run: bytes  # whose tools these are
     tools: bytes = b""  # digest of the set of tools; b"" if they are known, or there are none
     order: bytes = b""  # of these tools
-    prompt: bytes = (
-        b""  # the system prompt without what may change; b"" if no lines may move, or all is known of them
-    )
+    #: the system prompt without what may change; b"" if no lines may move, or all is known of them
+    prompt: bytes = b""
     thread: bytes = b""  # requests of the run that have this prompt
     lines: tuple[tuple[int, int, bytes], ...] = ()  # number, size and wording of each line that may move
 

@@ -26,9 +26,8 @@ class Moved(msgspec.Struct):
     cut: relocation.Cut | None
     notes: dict[int, tuple[Splice, ...]]
     diff: str  # of lines that move since this request
-    told: (
-        tuple[int, Note] | None
-    )  # the last note, with the hash of what is said before it, if other processes serve runs
+    #: the last note, with the hash of what is said before it, if other processes serve runs
+    told: tuple[int, Note] | None
 
 
 class Moves:

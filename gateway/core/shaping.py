@@ -91,15 +91,13 @@ class Shaped(msgspec.Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
     why_no_marks: str = ""
     long_write: bool = False  # a marker asks for a life that is dearer to write
-    moved: tuple[
-        bytes, ...
-    ] = ()  # lines of the system prompt that do not stand in their place, as JSON text without quotes
+    #: lines of the system prompt that do not stand in their place, as JSON text without quotes
+    moved: tuple[bytes, ...] = ()
     #: lines that move since this request, as a diff for people; "" if none is new
     diff: str = ""
-    #: what was told of its lines at its end: for the other processes that serve this run
-    note: tuple[bytes, int, Note] | None = (
-        None  # what the run is known by, what was said before, and the note
-    )
+    #: what was told of its lines at its end, for the other processes that serve this run: what the run is known by, what
+    #: was said before, and the note
+    note: tuple[bytes, int, Note] | None = None
     protections: tuple[str, ...] = ()  # what was said for the client, or in its place (`core.protection`)
 
     @property

@@ -82,9 +82,8 @@ class TracedRequest(NamedTuple):
     duration_s: float
     stages: Sequence[Span]
     attempts: Sequence[TracedAttempt]
-    before: Trace | None = (
-        None  # the request of the same task that was recorded last, if that was another trace
-    )
+    #: the request of the same task that was recorded last, if that was another trace
+    before: Trace | None = None
 
 
 class TracedLate(NamedTuple):
