@@ -28,6 +28,13 @@ class Hold:
     posted: Amounts | None = None  # None while it is open
 
 
+def _kept_back(b: Budget) -> int:
+    """A tenth; of fewer than ten calls one, unless it is the only one."""
+    if b.unit is Unit.CALLS and b.limit < 10:
+        return 1 if b.limit >= 2 else 0
+    return b.limit // 10
+
+
 @dataclass
 class Task:
     parent: int | None
@@ -58,7 +65,7 @@ class Tree(RuleBasedStateMachine):
         mine = [self.budgets[b] for b in task.budgets.values()]
         wanted = Amounts(ask, None, None), Amounts(least, None, None)
         answer = decide(mine, *wanted, 0, landing)
-        free = [b.left if landing else b.left - b.limit * LANDING_PERCENT // 100 for b in mine]
+        free = [b.left if landing else b.left - _kept_back(b) for b in mine]
         fits = (ask == 0 or free[0] >= max(1, min(ask, least))) and free[1] >= 1
         assert isinstance(answer, Granted if fits else Refused)
         if isinstance(answer, Granted):
