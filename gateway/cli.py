@@ -279,12 +279,12 @@ def budgets_adjust(
     until: Annotated[
         str | None, typer.Option(help="A UTC day or moment; the old limit is back then.")
     ] = None,
-    window: Window = "lifetime",
-    zone: Zone = "UTC",
+    window: Window = "",
+    zone: Zone = "",
     unit: Unit = "usd",
     as_json: Json = False,
 ) -> int:
-    """Raise or lower a limit; a task that waited for money goes on."""
+    """Raise or lower a limit; a task that waited for money goes on. With several budgets, --window says which."""
     from gateway.commands import budgets
 
     rule = budgets.Rule(window, zone, unit=unit)

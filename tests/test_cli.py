@@ -327,8 +327,6 @@ def test_budgets_count_tokens_and_calls_and_are_adjusted_with_a_reason(migrated:
             "3000",
             "--unit",
             "calls",
-            "--window",
-            "day",
             "--reason",
             "release",
             "--until",
@@ -345,6 +343,20 @@ def test_budgets_count_tokens_and_calls_and_are_adjusted_with_a_reason(migrated:
     )
     row = migrated("budgets", "list").rows[0]
     assert (row[2], row[-1]) == ("3,000 calls", "shadow: only counts")
+
+
+def test_adjust_asks_which_budget_is_meant_only_if_there_are_several(migrated: Tollhouse) -> None:
+    for window, zone in (("day", "UTC"), ("month", "Europe/Berlin")):
+        migrated("budgets", "set", "team:default", "5", "--window", window, "--zone", zone)
+    why = ("--reason", "release week")
+    said = migrated("budgets", "adjust", "team:default", "6", *why)
+    assert (said.status, said.err) == (
+        2,
+        "team:default has 2 budgets in usd "
+        "(say which: --window day --zone UTC or --window month --zone Europe/Berlin)\n",
+    )
+    said = migrated("budgets", "adjust", "team:default", "6", "--window", "month", *why)
+    assert said.out == "team:default may spend $6.00 per month, $6.00 left\n"
 
 
 def test_a_budget_says_what_it_announces_and_keeps_back(migrated: Tollhouse) -> None:
@@ -370,7 +382,8 @@ def test_mistakes_are_one_line_that_says_what_to_do(migrated: Tollhouse) -> None
         "budgets set team:default 1.5 --unit calls": "'1.5' is not a number of calls",
         "budgets set team:default 5 --alerts half": "--alerts must be percents such as \"50,90\", not 'half'",
         "budgets set team:default 5 --alerts 50,190": "alerts must be at 1 to 100 percent, not at [50, 190]",
-        "budgets adjust team:default 5 --reason x": "team:default has no budget in usd per lifetime in UTC",
+        "budgets adjust team:default 5 --reason x": "team:default has no such budget in usd "
+        "(tollhouse budgets list shows what there is)",
         "budgets set team:default 5 --zone Mars": "there is no time zone 'Mars'; use an IANA name such as "
         "'Europe/Berlin'",
         "tasks show none": "there is no task none",

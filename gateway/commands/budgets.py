@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,17 +76,38 @@ def put(path: Path | None, scope: str, limit: str, rule: Rule, reason: str, as_j
 def adjust(
     path: Path | None, scope: str, limit: str, rule: Rule, reason: str, until: str | None, as_json: bool
 ) -> int:
-    """Another limit for an existing budget, for good or until a UTC day or moment."""
+    """Another limit for an existing budget, for good or until a UTC day or moment. An empty window or zone: whatever it
+    has, if it is the only one of the scope in that unit."""
     unit = _unit(rule.unit)
     most = _limit(limit, unit)
     until_ms = None if until is None else ms_from_day(until)
 
     async def act(desk: Desk) -> Budget:
+        window, zone = rule.window, rule.zone
+        if not (window and zone):
+            window, zone = _meant(await desk.accounts.list_budgets(), scope, unit, rule)
         return await desk.accounts.adjust_budget(
-            scope, most, reason, unit=unit, window=rule.window, zone=rule.zone, until_ms=until_ms
+            scope, most, reason, unit=unit, window=window, zone=zone, until_ms=until_ms
         )
 
     return _said(at_desk(path, act), as_json)
+
+
+def _meant(budgets: Sequence[Budget], scope: str, unit: Unit, rule: Rule) -> tuple[str, str]:
+    """Window and zone of the one budget that may be meant."""
+    found = [
+        b
+        for b in budgets
+        if (b.scope, b.unit) == (scope, unit) and rule.window in ("", b.window) and rule.zone in ("", b.zone)
+    ]
+    if not found:
+        raise OperatorError(
+            f"{scope} has no such budget in {unit}", "tollhouse budgets list shows what there is"
+        )
+    if len(found) > 1:
+        ways = " or ".join(f"--window {b.window} --zone {b.zone}" for b in found)
+        raise OperatorError(f"{scope} has {len(found)} budgets in {unit}", f"say which: {ways}")
+    return found[0].window, found[0].zone
 
 
 def show(path: Path | None, as_json: bool) -> int:
