@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from gateway.core.dialects.blocks import Message, Messages, asks_long, client_markers
 from gateway.core.dialects.facts import Facts, Segment, Segments
 from gateway.core.markers import Outline
-from gateway.core.notes import Notes, common
-from gateway.core.prefix import digest, divergence, is_system
+from gateway.core.notes import Notes
+from gateway.core.prefix import common, digest, divergence, is_system
 from gateway.core.relocation import Places
 from gateway.core.trimming import Trim
 

@@ -17,7 +17,7 @@ import xxhash
 from gateway.core.catalog import Operation
 from gateway.core.dialects import blocks
 from gateway.core.dialects.facts import Segments, Splice
-from gateway.core.prefix import digest
+from gateway.core.prefix import common, digest
 
 #: Stands before what lines say now.
 NOW = b"As of now:"
@@ -120,17 +120,3 @@ def with_mark(note: tuple[Splice, ...], mark: tuple[Splice, ...]) -> tuple[tuple
         return note, False
     opening, (start, end, closing) = note
     return (opening, (start, end, mark[1][2].removesuffix(b"}]") + closing)), True
-
-
-def common(old: list[int], new: list[int]) -> int:
-    """How many leading keys are equal, by bisection: all but a few are, as a rule."""
-    low, high = 0, min(len(old), len(new))
-    if old[:high] == new[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if old[low:middle] == new[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

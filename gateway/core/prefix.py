@@ -188,6 +188,21 @@ def divergence(old: Sequence[bytes], new: Sequence[bytes]) -> int:
     return same
 
 
+def common(old: list[int], new: list[int]) -> int:
+    """How many leading keys are equal. All but the last few are, as a rule."""
+    same = min(len(old), len(new))
+    if old[:same] == new[:same]:
+        return same
+    low, high = 0, same - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if old[low:middle] == new[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """Where a task's known requests end: the last one of a thread of that task."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import xxhash
 
 from gateway.core.dialects.facts import Segment, Segments
-from gateway.core.prefix import canonical
+from gateway.core.prefix import canonical, common
 
 #: Bytes of canonical text per link; 200,000 tokens are about 3,000 links.
 BLOCK_BYTES = 256
@@ -98,7 +98,7 @@ class Chains:
         if known is None:
             chain, ends = self._extended(segments, 0, array("Q"), EMPTY, seed)
         else:
-            same = _common(known.keys, keys)
+            same = common(known.keys, keys)
             if same == len(keys) == len(known.keys):
                 self._known.move_to_end(name)
                 return known.chain
@@ -151,18 +151,3 @@ def _tail(segments: Sequence[Segment], count: int, size: int) -> bytes:
         count -= 1
         found = canonical(segments[count]) + found
     return found[len(found) - size :]
-
-
-def _common(old: list[int], new: list[int]) -> int:
-    """How many leading keys are equal. All but the last few are, as a rule."""
-    same = min(len(old), len(new))
-    if old[:same] == new[:same]:
-        return same
-    low, high = 0, same - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if old[low:middle] == new[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
