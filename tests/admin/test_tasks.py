@@ -100,11 +100,10 @@ async def test_a_task_is_handed_over_with_what_is_known_of_it(on: Office, tmp_pa
     status, said = await on.ask("POST", f"{address}/outcome", {"success": True, "score": 0.5})
     assert (status, said["outcome"]["success"], said["outcome"]["score"]) == (200, True, 0.5)
     _, trail = await on.ask("GET", f"/audit?subject=task:{root['task_id']}")
-    assert [(e["actor"], e["action"]) for e in trail["data"]][:3] == [
-        ("admin", "task.outcome"),
-        ("admin", "task.handover"),
-        ("admin", "task.pause"),
-    ]
+    latest, *before = [(e["actor"], e["action"]) for e in trail["data"]][:3]
+    assert latest == ("admin", "task.outcome")
+    # Both are of one transaction, and may be of one millisecond.
+    assert set(before) == {("admin", "task.handover"), ("admin", "task.pause")}
 
 
 async def test_what_runs_by_spend_slope_and_steps(on: Office, tmp_path: Path) -> None:

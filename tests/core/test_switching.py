@@ -22,6 +22,7 @@ from tests.core.switch_replay import (
     guarded,
     traces,
 )
+from tests.support.material import SHARED
 
 STANDARD, SMALL = ANTHROPIC.standard, ANTHROPIC.small
 PACE = Pace(
@@ -160,8 +161,9 @@ def test_which_tools_only_read(tools: list[str], reads: bool) -> None:
 
 # --- over whole runs -----------------------------------------------------------------------------------------
 
+RECORDED = traces()
 SCENARIOS: dict[str, list[Run]] = {
-    "recorded": traces(),
+    "recorded" if RECORDED else f"recorded runs were not played: {SHARED} is not there": RECORDED,
     "mixed": generated(1, runs=30),
     "short stretches": generated(2, runs=30, small_for=2, standard_for=4),
     "alternating": generated(3, runs=30, small_for=1.2, standard_for=1.2),
