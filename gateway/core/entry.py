@@ -136,9 +136,8 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     on_exceed: OnExceed = OnExceed.ERROR
     kept_back: int = 0  # the part of the limit that only a landing may use
     state: str = ""
-    rolling: bool = (
-        False  # nothing resets at `resets_at_ms`: it is when the oldest that may count leaves the window
-    )
+    #: nothing resets at `resets_at_ms`: it is when the oldest that may count leaves the window
+    rolling: bool = False
 
     @property
     def remaining(self) -> int:

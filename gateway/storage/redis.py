@@ -306,6 +306,27 @@ class RedisLine:
             _log.warning("Redis is lost (%s); %s", reason, self._without)
 
 
+class OnRedis:
+    """What has a line of its own: `start` before use, `close` after."""
+
+    _line: RedisLine
+
+    async def start(self) -> None:
+        """Does not wait for a Redis that is down."""
+        await self._line.start()
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def returned(self) -> None:
+        """Wait until Redis answers."""
+        await self._line.returned()
+
+    async def idle(self) -> None:
+        """Returns when others can know what was told so far, and what they answered is taken over."""
+        await self._line.idle()
+
+
 def _tls_of(address: dict[str, Any]) -> ssl.SSLContext | None:
     if address.get("connection_class") is not SSLConnection:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from gateway.storage.redis import RedisLine, Script, StoreLost
+from gateway.storage.redis import OnRedis, RedisLine, Script, StoreLost
 
 TIMEOUT_S = 0.5  # nobody's model call waits for it
 TTL_S = 3_600
@@ -26,7 +26,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 _GET = Script("return redis.call('HGET', KEYS[1], ARGV[1])")
 
 
-class RedisArtifacts:
+class RedisArtifacts(OnRedis):
     """`start` before use, `close` after."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -36,17 +36,6 @@ class RedisArtifacts:
             timeout_s=timeout_s,
             without="trimmed tool results are read from the process that trimmed them only",
         )
-
-    async def start(self) -> None:
-        """Does not wait for a Redis that is down."""
-        await self._line.start()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    async def idle(self) -> None:
-        """Returns when others can read what was put so far."""
-        await self._line.idle()
 
     def put(self, task_id: str, digest: str, text: str) -> None:
         """Returns at once; others can read it a moment later, unless it is too long."""

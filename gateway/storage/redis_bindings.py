@@ -6,7 +6,7 @@ word; losing it costs a cold cache and nothing else.
 
 from __future__ import annotations
 
-from gateway.storage.redis import RedisLine, Script, StoreLost
+from gateway.storage.redis import OnRedis, RedisLine, Script, StoreLost
 
 TIMEOUT_S = 0.02
 TTL_S = 3_600
@@ -15,24 +15,13 @@ _PUT = Script("redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]); redis.call('EXPIRE
 _GET = Script("return redis.call('HGET', KEYS[1], ARGV[1])")
 
 
-class RedisBindings:
+class RedisBindings(OnRedis):
     """`ports.Bindings`. `start` before use, `close` after."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         self._line = RedisLine(
             url, (_PUT, _GET), timeout_s=timeout_s, without="a run that changes replicas finds its cache cold"
         )
-
-    async def start(self) -> None:
-        """Does not wait for a Redis that is down."""
-        await self._line.start()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    async def idle(self) -> None:
-        """Returns when others can read what was put so far."""
-        await self._line.idle()
 
     async def find(self, task_id: str, thread: bytes) -> bytes | None:
         try:

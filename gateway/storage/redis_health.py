@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 import msgspec
 
 from gateway.core.health import HealthState, Shared, adopted, told
-from gateway.storage.redis import RedisLine, Script, StoreLost
+from gateway.storage.redis import OnRedis, RedisLine, Script, StoreLost
 
 TIMEOUT_S = 0.1
 EVERY_S = 1.0
@@ -35,7 +35,7 @@ _said = msgspec.msgpack.Decoder(tuple[int, str, str])
 _shared = msgspec.json.Decoder(tuple[int, str, int, int, int, bool])
 
 
-class RedisHealth:
+class RedisHealth(OnRedis):
     """Keeps `states` in step with other replicas. `start` before use, `run` for ever, `close` after."""
 
     def __init__(
@@ -58,17 +58,6 @@ class RedisHealth:
         self._line = RedisLine(
             url, (_PUT, _ALL), timeout_s=TIMEOUT_S, without="each process finds out by itself who is well"
         )
-
-    async def start(self) -> None:
-        """Does not wait for a Redis that is down."""
-        await self._line.start()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    async def idle(self) -> None:
-        """Returns when others can hear what was said so far."""
-        await self._line.idle()
 
     def changed(self, changes: Mapping[str, HealthState]) -> None:
         """Tell the others what matters to them. Returns at once."""

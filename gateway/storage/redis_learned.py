@@ -11,7 +11,7 @@ lines it is hashes, no text; it lives four hours after its last word, and losing
 from __future__ import annotations
 
 from gateway.core.learned import Known, ToldNote, Unknown
-from gateway.storage.redis import RedisLine, Script, StoreLost
+from gateway.storage.redis import OnRedis, RedisLine, Script, StoreLost
 
 TIMEOUT_S = 0.02
 TTL_S = 4 * 3_600
@@ -88,7 +88,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 )
 
 
-class RedisLearned:
+class RedisLearned(OnRedis):
     """`ports.Learned`. `start` before use, `close` after."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -98,17 +98,6 @@ class RedisLearned:
             timeout_s=timeout_s,
             without="each process learns the order of tools by itself",
         )
-
-    async def start(self) -> None:
-        """Does not wait for a Redis that is down."""
-        await self._line.start()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    async def idle(self) -> None:
-        """Returns when others can know what was told so far."""
-        await self._line.idle()
 
     async def ask(self, key_id: str, unknown: Unknown) -> Known:
         of_key = _of(key_id)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gateway.core.limits import Bucket, take
 from gateway.storage.memory import MemoryLimits
-from gateway.storage.redis import Arg, RedisLine, Script, StoreLost
+from gateway.storage.redis import Arg, OnRedis, RedisLine, Script, StoreLost
 
 #: A call waits no longer for Redis than this.
 TIMEOUT_S = 0.05
@@ -108,7 +108,7 @@ class _Place:
     sure: bool = False
 
 
-class RedisLimits:
+class RedisLimits(OnRedis):
     """`ports.Limits` shared through Redis. `start` before use, `close` after.
 
     `replicas_min`: how many processes there are at least; more are counted through Redis itself.
@@ -141,18 +141,14 @@ class RedisLimits:
 
     async def start(self) -> None:
         """Does not wait for a Redis that is down."""
-        await self._line.start()
+        await super().start()
         self._beat()
-
-    async def returned(self) -> None:
-        """Wait until Redis counts."""
-        await self._line.returned()
 
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._line.tell(_LEAVE, (_REPLICAS,), (self._replica,))
-        await self._line.close()
+        await super().close()
 
     async def take(self, buckets: Sequence[tuple[str, int, int]], now_ms: int) -> tuple[str, float] | None:
         """As `ports.Limits`. `now_ms` is used only when Redis, whose clock counts, cannot be asked."""
@@ -218,10 +214,6 @@ class RedisLimits:
             for start in range(0, len(ids), _RENEWED_AT_ONCE):
                 some = ids[start : start + _RENEWED_AT_ONCE]
                 self._line.tell(self._renew, (key,), (_ms(LEASE_S), *some))
-
-    async def idle(self) -> None:
-        """Returns when Redis has answered all that it was told so far."""
-        await self._line.idle()
 
     def _beat(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(RENEW_EVERY_S, self._beat)

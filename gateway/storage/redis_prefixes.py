@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.core.prefix import End, same_task
 from gateway.storage.memory import MAX_TASKS_AT_ONE_END, MemoryPrefixIndex
-from gateway.storage.redis import RedisLine, Script, StoreLost
+from gateway.storage.redis import OnRedis, RedisLine, Script, StoreLost
 
 TIMEOUT_S = 0.02
 TTL_S = 4 * 3600.0
@@ -85,7 +85,7 @@ redis.call('SET', KEYS[2], cmsgpack.pack(others), 'PX', ttl)
 _stands = msgspec.msgpack.Decoder(list[tuple[str, int, int]])
 
 
-class RedisPrefixIndex:
+class RedisPrefixIndex(OnRedis):
     """`ports.PrefixIndex` shared through Redis. `start` before use, `close` after.
 
     `clock`: Lua that sets `now` in ms; tests put their own.
@@ -114,21 +114,6 @@ class RedisPrefixIndex:
             without="tasks that name themselves by nothing are recognised within one process only",
             on_up=self._note_return,
         )
-
-    async def start(self) -> None:
-        """Does not wait for a Redis that is down."""
-        await self._line.start()
-
-    async def returned(self) -> None:
-        """Wait until Redis answers."""
-        await self._line.returned()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    async def idle(self) -> None:
-        """Returns when other processes can know what was put so far."""
-        await self._line.idle()
 
     async def find(self, key_id: str, chain: Sequence[bytes]) -> tuple[int, str] | None:
         if not chain:

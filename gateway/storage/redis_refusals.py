@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.entry import Refused
-from gateway.storage.redis import RedisLine, Script, StoreLost
+from gateway.storage.redis import OnRedis, RedisLine, Script, StoreLost
 from gateway.storage.refusals import TTL_S, Refusals
 
 TIMEOUT_S = 0.05
@@ -47,7 +47,7 @@ class _Message(msgspec.Struct, array_like=True):
 _message = msgspec.msgpack.Decoder(_Message)
 
 
-class RedisRefusals:
+class RedisRefusals(OnRedis):
     """Between `refusals` of this process and those of the others. `start` before use, `close` after."""
 
     def __init__(
@@ -73,7 +73,7 @@ class RedisRefusals:
 
     async def start(self) -> None:
         """Does not wait for a Redis that is down."""
-        await self._line.start()
+        await super().start()
         self._refusals.share = self._tell
         self._polling = asyncio.create_task(self._poll_for_ever(), name="refusals")
 
@@ -82,11 +82,7 @@ class RedisRefusals:
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait((self._polling,))
-        await self._line.close()
-
-    async def idle(self) -> None:
-        """Returns when others can know what was refused so far."""
-        await self._line.idle()
+        await super().close()
 
     async def poll(self) -> None:
         """Learn what others were told since the last time. Does nothing while Redis is down."""

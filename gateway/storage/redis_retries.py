@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.core.retries import GROWS_BACK_S, LEAST, MOST, SHARE, RetryBudget
-from gateway.storage.redis import Arg, RedisLine, Script
+from gateway.storage.redis import Arg, OnRedis, RedisLine, Script
 from gateway.storage.redis_limits import SERVER_CLOCK
 
 TIMEOUT_S = 0.1
@@ -46,7 +46,7 @@ return found
 """
 
 
-class RedisRetries(RetryBudget):
+class RedisRetries(OnRedis, RetryBudget):
     """The accounts of all processes. `start` before use, `run` for ever, `close` after.
 
     While Redis is away each process has an account of its own, which goes on from what all had left. Whether a retry may be
@@ -72,17 +72,6 @@ class RedisRetries(RetryBudget):
         )
         self._untold: dict[str, float] = {}
         self._told = 0  # how often; only the answer to the last knows of all that was told
-
-    async def start(self) -> None:
-        """Does not wait for a Redis that is down."""
-        await self._line.start()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    async def idle(self) -> None:
-        """Returns when others can hear of what was told so far, and what they have left is taken over."""
-        await self._line.idle()
 
     async def run(self) -> None:
         """For ever, until cancelled."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from gateway.core.runs import KINDS_MAX, Runs
-from gateway.storage.redis import Arg, RedisLine, Script
+from gateway.storage.redis import Arg, OnRedis, RedisLine, Script
 
 TIMEOUT_S = 0.1
 EVERY_S = 1.0
@@ -37,7 +37,7 @@ return redis.call('HGETALL', KEYS[1])
 Counts = dict[str, int]
 
 
-class RedisRuns:
+class RedisRuns(OnRedis):
     """Keeps the counts of `runs` in step with other replicas. `start` before use, `run` for ever, `close` after.
 
     Without Redis each process goes on counting by itself from what all had counted. These counts weigh whether a warm cache is
@@ -56,17 +56,6 @@ class RedisRuns:
         self._own: dict[str, Counts] = {}  # of that, what this process has told
         self._turn = 0
         self._asked: dict[str, int] = {}  # kinds whose answer is on the way, and since which turn
-
-    async def start(self) -> None:
-        """Does not wait for a Redis that is down."""
-        await self._line.start()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    async def returned(self) -> None:
-        """Wait until Redis is there."""
-        await self._line.returned()
 
     async def idle(self) -> None:
         """Returns when the sums of what was told so far are taken over."""
@@ -109,9 +98,8 @@ class RedisRuns:
             self._asked.pop(kind, None)
             own = self._own.get(kind, {})
             self._own[kind] = _plus(own, new)
-            if (
-                sums["turns"] < self._own[kind]["turns"]
-            ):  # Redis has lost what it was told: once more, of this process
+            # Redis has lost what it was told: once more, of this process.
+            if sums["turns"] < self._own[kind]["turns"]:
                 self._own[kind] = new
                 self._add(kind, counts, own)
                 return

@@ -226,18 +226,21 @@ async def test_where_a_whole_tier_is_ill_its_fallback_is_asked_first_and_takes_n
                 assert answer.headers["x-deployment"] == "tiny"  # probed
 
 
-async def test_who_cannot_pay_for_the_fallback_of_an_ill_tier_gets_the_tier() -> None:
+def dear_fallback(upstream: Recorder, ledger: Purse) -> SmallWorld:
+    """Deployment tiny of the small tier, whose fallback is big, which is much dearer."""
     dear = PriceRow("up/big", "up/big@1", 0, Rates(30_000_000, 150_000_000, 3_000_000, 37_500_000))
+    up = provider(upstream.base_url)
+    tiers = [
+        Deployment("tiny", up, "tiny", "tiny", "up/m", Tier.SMALL),
+        Deployment("big", up, "big", "big", "up/big", Tier.STANDARD),
+    ]
+    return SmallWorld(tiers, ledger=ledger, more_prices=[dear], fallbacks={Tier.SMALL: (Tier.STANDARD,)})
+
+
+async def test_who_cannot_pay_for_the_fallback_of_an_ill_tier_gets_the_tier() -> None:
     async with Recorder() as upstream:
-        up = provider(upstream.base_url)
-        tiers = [
-            Deployment("tiny", up, "tiny", "tiny", "up/m", Tier.SMALL),
-            Deployment("big", up, "big", "big", "up/big", Tier.STANDARD),
-        ]
         ledger = Purse(most_nano_usd=5_000_000)
-        async with SmallWorld(
-            tiers, ledger=ledger, more_prices=[dear], fallbacks={Tier.SMALL: (Tier.STANDARD,)}
-        ) as gw:
+        async with dear_fallback(upstream, ledger) as gw:
             gw.world.health["tiny"] = HealthState(
                 open_until_s=gw.world.clock.monotonic() + 60, ejections=1, cause="failures"
             )
@@ -289,17 +292,9 @@ async def test_a_fallback_never_goes_where_the_key_may_not() -> None:
 
 
 async def test_a_fallback_that_the_budget_has_no_room_for_is_not_made_and_is_no_end_of_the_budget() -> None:
-    dear = PriceRow("up/big", "up/big@1", 0, Rates(30_000_000, 150_000_000, 3_000_000, 37_500_000))
     async with Recorder() as upstream:
-        up = provider(upstream.base_url)
-        tiers = [
-            Deployment("tiny", up, "tiny", "tiny", "up/m", Tier.SMALL),
-            Deployment("big", up, "big", "big", "up/big", Tier.STANDARD),
-        ]
         ledger = Purse(most_nano_usd=5_000_000)
-        async with SmallWorld(
-            tiers, ledger=ledger, more_prices=[dear], fallbacks={Tier.SMALL: (Tier.STANDARD,)}
-        ) as gw:
+        async with dear_fallback(upstream, ledger) as gw:
             upstream.scripts = [OVERLOADED]
             shown = []
             for _ in range(2):  # what was refused is not remembered against the next request
